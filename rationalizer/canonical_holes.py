@@ -10,8 +10,6 @@ from rationalizer.holes import NO_KEY, NO_OWNER, Hole, Holes
 from rationalizer.plane import Bounds
 from rationalizer.state import HOLE, want
 
-__all__ = ["load_holes"]
-
 
 def load_holes(named: str, rows: tuple[Any, ...] | None, owners: Collection[int], bounds: Bounds) -> Holes | None:
     """The holes that these rows of a snapshot describe. owners: epochs of shares by batches. Raises SnapshotError."""

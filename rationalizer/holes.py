@@ -11,8 +11,6 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
-__all__ = ["NO_KEY", "NO_OWNER", "Edit", "Hole", "Holes", "Open", "first_open", "lag_of"]
-
 #: In place of the epoch of a share by batches: the hole has no owner.
 NO_OWNER: Final = -1
 

@@ -24,8 +24,6 @@ from xxhash import xxh3_128
 
 from rationalizer.limits import MAX_OFFSET, MAX_PARTITION
 
-__all__ = ["FORMAT", "Entry", "HashChecks", "LogHash", "RunningHash", "decode_hash", "encode_hash", "is_digest"]
-
 #: The first field: 1 is that of parts of snapshots.
 FORMAT: Final = 2
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from rationalizer.wire.codec import RejectedValueError, decode
 from rationalizer.wire.records import Record, Tick
 
-__all__ = ["count_of", "marker", "said_by", "said_in"]
-
 _PREFIX = "partitions="
 
 

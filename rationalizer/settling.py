@@ -15,8 +15,6 @@ from rationalizer.limits import MAX_HOLES, MAX_KEY_HASH, MAX_OFFSET
 from rationalizer.progress import Progress
 from rationalizer.wire.records import Done, Opened, Parked
 
-__all__ = ["Reach", "Settling", "take"]
-
 #: From this number of attempts on a sharer gets one message at a time (B5).
 ONE_BY_ONE: Final = 2
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-__all__ = ["Travels"]
-
 
 class Travels(BaseException):
     """Base of errors that pickle and copy as they are: message, fields and notes.

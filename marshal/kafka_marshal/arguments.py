@@ -27,28 +27,6 @@ from typing import Any, TypeVar
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.secret import HIDDEN, is_secret, scrub
 
-__all__ = [
-    "a_flag",
-    "a_function",
-    "a_mapping",
-    "a_rate",
-    "a_result",
-    "a_whole",
-    "an_instance",
-    "drop",
-    "function_of",
-    "is_awaited",
-    "near",
-    "offsets",
-    "one_of",
-    "partitions",
-    "seconds",
-    "several",
-    "text",
-    "unfinished",
-    "wrong",
-]
-
 T = TypeVar("T")
 
 #: The highest number of a partition, and the highest offset, that Kafka's protocol can name.

@@ -19,8 +19,6 @@ from typing import Any, BinaryIO
 
 from kafka_marshal.errors import ConfigurationError
 
-__all__ = ["FolderBeside", "file_beside", "read_json", "refuse_url", "sync_folder", "write_json"]
-
 #: `s3://bucket/x`, which a Path has made `s3:/bucket/x`. One letter is a drive, not a scheme.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 

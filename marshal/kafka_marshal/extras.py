@@ -6,8 +6,6 @@ from importlib.util import find_spec
 
 from kafka_marshal.errors import ExtraMissingError
 
-__all__ = ["lacks_cli", "needs"]
-
 #: What the extra ``[cli]`` brings.
 _CLI = ("click", "rich")
 

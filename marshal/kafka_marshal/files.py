@@ -19,8 +19,6 @@ from kafka_marshal.extras import needs
 
 T = TypeVar("T")
 
-__all__ = ["BucketFiles", "Files", "FilesError", "FolderFiles", "files_at"]
-
 
 class FilesError(Exception):
     """Files could not be read or written: the message says why, and no more."""

@@ -27,8 +27,6 @@ from kafka_marshal import arguments
 from kafka_marshal.logs import log
 from kafka_marshal.rate_limit import RateLimit
 
-__all__ = ["Guard", "report"]
-
 #: An exception that is raised again and again is logged this often.
 SAID_EVERY_S = 10.0
 

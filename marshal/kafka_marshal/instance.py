@@ -8,8 +8,6 @@ from typing import Final, NamedTuple
 
 from rationalizer.levels import can_follow
 
-__all__ = ["RELEASE", "Instance", "knows_level", "new_instance_id", "release"]
-
 #: The version of this package. It stands in each instance_id: `upgrade` judges by it who can follow a level of the log,
 #: so a level of the protocol that is new raises it (`rationalizer.levels`).
 RELEASE: Final = "0.3.0"

@@ -7,8 +7,6 @@ from typing import Final
 
 from kafka_marshal.visible import visible
 
-__all__ = ["LOGGER", "Event", "log"]
-
 #: The library's logger. librdkafka's own lines go to its child ``kafka_marshal.librdkafka``.
 LOGGER: Final = logging.getLogger("kafka_marshal")
 

@@ -18,27 +18,6 @@ from typing import Protocol, runtime_checkable
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.types import Key
 
-__all__ = [
-    "DELIVERY_TIMEOUT_MS",
-    "Ack",
-    "Appender",
-    "Cluster",
-    "DataFault",
-    "DataReader",
-    "FaultKind",
-    "KafkaGroup",
-    "LogEntry",
-    "Message",
-    "Producer",
-    "Tail",
-    "TailBatch",
-    "TailFault",
-    "TopicConfig",
-    "TopicInfo",
-    "TopicPartition",
-    "TransactionalProducer",
-]
-
 #: What a Cluster calls a partition.
 TopicPartition = Key
 

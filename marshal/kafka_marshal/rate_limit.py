@@ -7,8 +7,6 @@ from collections.abc import Callable, Hashable
 
 from kafka_marshal.logs import log
 
-__all__ = ["SAID_EVERY_MS", "RateLimit", "RateLimitedLog"]
-
 #: A repeated message is logged this often (ms).
 SAID_EVERY_MS = 10_000.0
 

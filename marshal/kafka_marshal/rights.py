@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 
-__all__ = ["grant"]
-
 #: Names in one message.
 _SOME = 3
 

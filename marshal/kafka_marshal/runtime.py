@@ -23,25 +23,6 @@ from typing import Any, Protocol, TypeVar
 
 from kafka_marshal.instance import new_instance_id
 
-__all__ = [
-    "Box",
-    "CLOCK_ID",
-    "Condition",
-    "EMPTY",
-    "Executor",
-    "LEAST_STAMP_MS",
-    "Lock",
-    "MOST_STAMP_MS",
-    "Mailbox",
-    "Runtime",
-    "THREADS",
-    "Thread",
-    "Threads",
-    "is_moment",
-    "is_ours",
-    "now_ms",
-]
-
 #: CLOCK_BOOTTIME where there is one (Linux). Elsewhere the monotonic clock, which may stop in suspend.
 CLOCK_ID: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 

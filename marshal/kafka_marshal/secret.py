@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-__all__ = ["HIDDEN", "hide", "is_secret", "scrub", "values_of"]
-
 #: Stands for one.
 HIDDEN = "[hidden]"
 

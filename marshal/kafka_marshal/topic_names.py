@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-__all__ = ["DEFAULT_PARTITIONS", "DEFAULT_TOPIC", "is_topic_name", "snapshots_topic"]
-
 #: The usual coordination topic.
 DEFAULT_TOPIC = "__marshal"
 

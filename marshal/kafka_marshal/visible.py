@@ -6,8 +6,6 @@ is, a line separator that begins a new line in a log.
 
 from __future__ import annotations
 
-__all__ = ["visible"]
-
 
 def visible(text: str) -> str:
     """The text with everything that is not plainly visible escaped: controls, bidi and zero-width marks, odd spaces.

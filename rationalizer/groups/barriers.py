@@ -33,22 +33,6 @@ from rationalizer.limits import FIRST_MARK, MAX_KEY_HASH
 from rationalizer.progress import Progress
 from rationalizer.wire.wellformed import COMMIT, REACHED_AND_LEAVES, REFUSED
 
-__all__ = [
-    "Closing",
-    "Cuts",
-    "begin",
-    "close",
-    "closing_of",
-    "end",
-    "go_back",
-    "is_due",
-    "note_owners",
-    "owners_of",
-    "set_positions",
-    "show",
-    "start",
-]
-
 _NOBODY: Final[frozenset[int]] = frozenset()
 
 

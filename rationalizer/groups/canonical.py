@@ -29,8 +29,6 @@ from rationalizer.routing import route_group
 from rationalizer.state import GROUP, MEMBER, PARTITION, PROGRESS, SETTINGS, want, want_ascending
 from rationalizer.wire import wellformed as ok
 
-__all__ = ["load_groups"]
-
 #: How a member_id ends (G6): the text of a UUID of version 5.
 _UUID: Final = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _UUID_LENGTH: Final = 36

@@ -28,8 +28,6 @@ from rationalizer.progress import Progress
 from rationalizer.state import BARRIER, CHECKPOINTS, DATED, VERSION, want, want_ascending
 from rationalizer.wire import wellformed as ok
 
-__all__ = ["check_barrier", "load_checkpoints", "read_dated"]
-
 #: The fields of a partition in front of its versions.
 _HEAD: Final = len(DATED.fields) - 1
 

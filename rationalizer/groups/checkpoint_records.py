@@ -13,8 +13,6 @@ from rationalizer.plane import ApplyContext, Verdict
 from rationalizer.wire.unpacking import Message
 from rationalizer.wire.wellformed import END, PIN, RETIRE
 
-__all__ = ["CheckpointRecords"]
-
 
 class CheckpointRecords(Judging):
     """Judges types 23, 24, 25 and 27."""

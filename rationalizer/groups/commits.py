@@ -14,8 +14,6 @@ from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.progress import Progress
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
-__all__ = ["Commits", "Entry", "Starts", "reposition_entry"]
-
 #: As on the wire: topic, partition, lo, hi, action, through, ranges, metadata.
 Entry = tuple[str, int, int, int, int, int | None, tuple[tuple[int, int], ...], str | None]
 

@@ -30,8 +30,6 @@ from rationalizer.wire.records import (
 from rationalizer.wire.wellformed import LET_GO
 from rationalizer.world import World
 
-__all__ = ["Assignments", "Moved", "Rebalance", "done_in", "owner_names"]
-
 _TYPES = (
     *(JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, ConfigureGroup, ForgetGroup),
     *(BeginCheckpoint, AnswerBarrier, Rollback),

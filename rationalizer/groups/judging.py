@@ -13,8 +13,6 @@ from rationalizer.groups.witness import NOBODY_GOES, NOTHING, Witness, bury, wit
 from rationalizer.plane import ApplyContext, Verdict
 from rationalizer.wire.unpacking import Message
 
-__all__ = ["Judging", "close", "of_entries", "settle", "slots_of"]
-
 #: Pieces that were released.
 _OWNERLESS: Final = frozenset([NOBODY])
 

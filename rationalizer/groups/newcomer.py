@@ -13,8 +13,6 @@ from itertools import chain, compress, cycle, islice
 
 from rationalizer.groups.lots import Lot
 
-__all__ = ["deal_to_newcomer"]
-
 
 def deal_to_newcomer(lots: Sequence[Lot]) -> list[list[int]] | None:
     """As `sticky` deals, where it is as simple as that; None: it is not."""

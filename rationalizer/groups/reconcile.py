@@ -17,8 +17,6 @@ from rationalizer.groups.assignors import NOBODY, Target
 from rationalizer.groups.pieces import NEVER, Piece, TopicPieces
 from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = ["let_go", "reconcile"]
-
 
 def reconcile(topic: TopicPieces, targets: list[Target], gone: AbstractSet[int], generation: int) -> None:
     """Give the topic's partitions these targets, at this generation.

@@ -16,8 +16,6 @@ from rationalizer.progress import Progress
 from rationalizer.settling import Reach, Settling
 from rationalizer.wire.unpacking import Message
 
-__all__ = ["SettleRecords"]
-
 _OPERATOR: Final = Reach(None)
 _OWNER_OF_ALL: Final = Reach(None, makes=True)
 

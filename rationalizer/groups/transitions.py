@@ -31,23 +31,6 @@ from rationalizer.codes import (
     WRONG_MODE,
 )
 
-__all__ = [
-    "CHECKPOINT_COLUMNS",
-    "CHECKPOINT_TRANSITIONS",
-    "COLUMNS",
-    "CheckpointTransition",
-    "Effect",
-    "Ending",
-    "MOVES",
-    "Move",
-    "SETTLE_COLUMNS",
-    "SETTLE_TRANSITIONS",
-    "SettleTransition",
-    "TRANSITIONS",
-    "Transition",
-    "Who",
-]
-
 #: The states of a group, as the fields of a Transition, and their heads.
 COLUMNS: Final = {
     "unknown": "no such group",

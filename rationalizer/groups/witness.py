@@ -9,8 +9,6 @@ from rationalizer.groups.barriers import Closing, closing_of
 from rationalizer.groups.group import Group, Member
 from rationalizer.plane import ApplyContext
 
-__all__ = ["NOBODY_GOES", "NOTHING", "Witness", "bury", "witness_of", "witness_of_positions"]
-
 NOBODY_GOES: Final[frozenset[int]] = frozenset()
 
 

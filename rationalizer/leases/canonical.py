@@ -19,8 +19,6 @@ from rationalizer.routing import route_lease
 from rationalizer.state import LEASE, SHARE, want, want_ascending
 from rationalizer.wire import wellformed as ok
 
-__all__ = ["load_leases", "load_progress"]
-
 
 def load_leases(rows: Sequence[Any], bounds: Bounds) -> list[Lease]:
     """The leases that these rows of a snapshot describe. Raises SnapshotError."""

@@ -21,8 +21,6 @@ from rationalizer.codes import (
     WRONG_MODE,
 )
 
-__all__ = ["SHARE_COLUMNS", "SHARE_TRANSITIONS", "ShareTransition"]
-
 #: How a lease can stand, as the fields of a ShareTransition, and their heads. A record that carries an epoch overlaps
 #: all shares, and a ClaimingShare what B3 says.
 SHARE_COLUMNS: Final = {

@@ -14,8 +14,6 @@ from typing import Final, Literal
 from rationalizer.holes import NO_KEY
 from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
 
-__all__ = ["Freshness", "Share", "Shares", "freshness_at"]
-
 Freshness = Literal["free", "fresh", "unknown", "stale"]
 
 #: Before every log time.

@@ -13,8 +13,6 @@ from rationalizer.settling import Reach, Settling, take
 from rationalizer.wire.records import Take
 from rationalizer.wire.unpacking import Message
 
-__all__ = ["LeaseKey", "SharingRecords", "beat_share", "end_shares", "refusal", "release_share", "share_of"]
-
 LeaseKey = tuple[str, str, int]
 
 #: Each share can cut done_through twice.

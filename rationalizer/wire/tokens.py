@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["only_allowed"]
-
 #: How every float, binary and extension begins. Other things may have such a byte in them, too.
 _FORBIDDEN: Final = bytes([*range(0xC4, 0xCC), *range(0xD4, 0xD9)])
 

@@ -21,8 +21,6 @@ from msgpack.exceptions import StackError, UnpackException
 from rationalizer.limits import HEAD_FIELDS, MAX_DEPTH
 from rationalizer.wire.tokens import only_allowed
 
-__all__ = ["Message", "NotAllowedError", "look_at_all", "unpack"]
-
 #: A value as read: (version, type, instance_id, client_id, group_id, *own fields). Arrays are tuples. A map that is the
 #: only specific field is the list of its pairs; others, which no type has, are that too, or ``list`` itself.
 Message = tuple[Any, ...]

@@ -11,8 +11,6 @@ from gc import get_referents
 from operator import methodcaller
 from typing import Any, Final
 
-__all__ = ["UNREADABLE", "Headers", "headers_of", "mend"]
-
 #: Stands for a name whose bytes are not known any more: of several in one message only the first one's are.
 UNREADABLE: Final = "(not UTF-8)"
 

@@ -13,8 +13,6 @@ from confluent_kafka.cimpl import NewTopic
 
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
 
-__all__ = ["Probe"]
-
 #: librdkafka logs every refused connection while a broker starts; here that is expected.
 _SILENT = logging.Logger("kafka_marshal.probe", level=logging.CRITICAL + 1)
 

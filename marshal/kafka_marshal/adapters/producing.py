@@ -13,19 +13,6 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.rights import grant
 
-__all__ = [
-    "Headers",
-    "closed",
-    "forbidden",
-    "missing",
-    "queue_full",
-    "refused",
-    "shut_out",
-    "size_of",
-    "too_large",
-    "unacknowledged",
-]
-
 _COMES_AGAIN = "The message it stands for is not done and comes again."
 
 Headers = Sequence[tuple[str, bytes | None]]

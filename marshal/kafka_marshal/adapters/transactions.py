@@ -14,26 +14,6 @@ from kafka_marshal.errors import (
 from kafka_marshal.ports import TopicPartition
 from kafka_marshal.rights import grant
 
-__all__ = [
-    "closed",
-    "delivery_timeout_ms",
-    "failed",
-    "fenced",
-    "forbidden",
-    "group_forbidden",
-    "in_doubt",
-    "input_forbidden",
-    "not_committed",
-    "not_in_order",
-    "old_brokers",
-    "outputs_forbidden",
-    "pending",
-    "shut_out",
-    "timeout_too_high",
-    "undecided",
-    "unfinished",
-]
-
 _COMES_AGAIN = "Nothing of it is visible to read_committed readers, and its messages come again."
 _LOOK = "Its messages come again unless Kafka's committed offset shows that it was committed."
 

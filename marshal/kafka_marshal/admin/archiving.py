@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from kafka_marshal.archive import Archived
     from kafka_marshal.ports import Cluster
 
-__all__ = ["LogArchive"]
-
 
 class LogArchive:
     """Base of :class:`~kafka_marshal.admin.Admin`: the archive of its log."""

@@ -11,8 +11,6 @@ from kafka_marshal.ports import TopicPartition
 from rationalizer import Progress, Record, SettleOffsets, SettlingMessages, codes
 from rationalizer.holes import NO_KEY
 
-__all__ = ["Aside", "aside_of", "open_again"]
-
 #: Entries of one record.
 MOST_ENTRIES = 1_000
 

@@ -20,20 +20,6 @@ from rationalizer.groups.checkpoints import PINNED, Checkpoints
 from rationalizer.levels import CHECKPOINTS_LEVEL
 from rationalizer.wire.wellformed import PIN, RETIRE
 
-__all__ = [
-    "KeptCheckpoint",
-    "TakenCheckpoint",
-    "change",
-    "check_level",
-    "coordinated",
-    "find",
-    "kept_by",
-    "pin",
-    "retire",
-    "take",
-    "takes_some",
-]
-
 #: A barrier that is over needs a record of a member to be closed: how much longer than its time it is awaited (s).
 WITNESS_S: Final = 5.0
 

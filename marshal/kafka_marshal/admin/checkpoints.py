@@ -17,8 +17,6 @@ from kafka_marshal.checkpoints import Restore
 from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.errors import ConfigurationError
 
-__all__ = ["GroupCheckpoints"]
-
 #: A pause to begin or end checkpoints lasts at least this long (s); it is extended while there is work.
 PAUSE_S = 60.0
 

@@ -52,8 +52,6 @@ from kafka_marshal.snapshots import prune
 from kafka_marshal.topic_names import DEFAULT_TOPIC
 from rationalizer import Progress, Settings
 
-__all__ = ["Admin"]
-
 T = TypeVar("T")
 
 DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000

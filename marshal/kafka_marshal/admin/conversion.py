@@ -23,18 +23,6 @@ from rationalizer import Progress, World
 from rationalizer.levels import GROUPS_LEVEL
 from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = [
-    "Conversion",
-    "Plan",
-    "Repeat",
-    "Saved",
-    "convert",
-    "file_of",
-    "is_unfinished",
-    "plan_conversion",
-    "saved_in",
-]
-
 _FORMAT: Final = "kafka-marshal convert-group 1"
 
 #: saved: nothing is changed yet. changing: the group may be forgotten in a part of the log, or in all, and its

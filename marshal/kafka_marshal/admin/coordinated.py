@@ -29,8 +29,6 @@ from rationalizer import (
 from rationalizer.levels import GROUPS_LEVEL
 from rationalizer.limits import MAX_COMMIT_ENTRIES, MAX_METADATA_BYTES, MAX_WRITTEN_BYTES
 
-__all__ = ["ask_to_leave", "check_settings", "configure", "evict", "member_of", "refuse_kept", "set_positions"]
-
 #: The most bytes of an entry without its topic, with room for the ids.
 _ENTRY_BYTES = 64
 

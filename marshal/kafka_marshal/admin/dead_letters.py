@@ -21,8 +21,6 @@ from kafka_marshal.ports import Cluster, DataFault, DataReader, FaultKind, Topic
 from kafka_marshal.rights import grant
 from kafka_marshal.topic_names import is_topic_name
 
-__all__ = ["DeadLetterTopics", "DeadLetters"]
-
 #: A partition with waiting records of this size, or this number, is read no further until they are requested.
 HELD_BYTES = 4_000_000
 HELD_RECORDS = 1_000

@@ -28,8 +28,6 @@ from kafka_marshal.node.replica import Replica
 from kafka_marshal.ports import Cluster
 from rationalizer.levels import GROUPS_LEVEL
 
-__all__ = ["GroupMoves"]
-
 T = TypeVar("T")
 
 #: A pause lasts at least this long (seconds); it is extended while there is work.

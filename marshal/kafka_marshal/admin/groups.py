@@ -19,18 +19,6 @@ from kafka_marshal.ports import Cluster, TopicPartition
 from rationalizer import Lease, Record, ReleaseGroup, ReleasingPartition
 from rationalizer.leases.shares import Share
 
-__all__ = [
-    "PausedPartition",
-    "caught_up",
-    "drain",
-    "end_pause",
-    "evict",
-    "evict_member",
-    "held_by",
-    "pauses",
-    "progress",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class PausedPartition:

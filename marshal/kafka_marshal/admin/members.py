@@ -23,8 +23,6 @@ from rationalizer import (
 )
 from rationalizer.limits import STALE_AFTER_INTERVALS
 
-__all__ = ["InHand", "Members", "find_consuming", "refuse_living"]
-
 
 @dataclass(frozen=True, slots=True)
 class InHand:

@@ -17,8 +17,6 @@ from kafka_marshal.beside import read_json, write_json
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.ports import TopicPartition
 
-__all__ = ["MovePlan", "plan_path"]
-
 _FORMAT: Final = "kafka-marshal release-group 1"
 
 

@@ -17,8 +17,6 @@ from rationalizer import decode
 from rationalizer.holes import NO_KEY, Hole
 from rationalizer.levels import SUPPORTED_LEVEL
 
-__all__ = ["OpenMessage", "Place", "State", "describe", "messages_of", "state_of"]
-
 State = Literal["parked", "waiting", "acquired"]
 
 #: (topic, partition, offset)

@@ -24,8 +24,6 @@ from kafka_marshal.node.serving import Answer, EndedError
 from kafka_marshal.ports import TopicPartition
 from kafka_marshal.runtime import is_ours
 
-__all__ = ["Pause"]
-
 T = TypeVar("T")
 
 

@@ -30,8 +30,6 @@ from rationalizer import ForgetGroup, Record, ReleaseGroup
 from rationalizer import Pause as PauseInForce
 from rationalizer.limits import MAX_TIME_MS
 
-__all__ = ["OVER", "PauseKeeper", "PauseWork"]
-
 T = TypeVar("T")
 
 OVER = "this Pause is not in force: it was not begun, or it is over. Nothing was changed. Use it in a with block"

@@ -18,8 +18,6 @@ from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.errors import AdminError, MarshalError, TransactionError
 from kafka_marshal.ports import Cluster, TopicPartition
 
-__all__ = ["LetterPlan", "RedrivenLetters", "plan_letters", "redrive_letters", "redriving_group"]
-
 #: Letters of one transaction; with a rate, as many as are due in this time (s).
 MOST_LETTERS = 500
 STEP_S = 0.25

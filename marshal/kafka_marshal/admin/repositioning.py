@@ -28,8 +28,6 @@ from kafka_marshal.ports import TopicPartition
 from rationalizer import Lease, codes
 from rationalizer.limits import MAX_COMMIT_RANGES, NOTHING_DONE
 
-__all__ = ["PauseInForce", "move_all"]
-
 #: How long all claims, and then all positions, may take to show in the log.
 STEP_TIMEOUT_S = 15.0
 

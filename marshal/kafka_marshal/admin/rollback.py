@@ -33,8 +33,6 @@ from rationalizer import (
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.wire.wellformed import END
 
-__all__ = ["RolledBack", "Rewound", "check_start", "end", "go_back", "plan", "restore_of", "start"]
-
 #: timeout_ms of a first checkpoint: it is complete at once.
 _NO_BARRIER_MS: Final = 1_000
 

@@ -30,20 +30,6 @@ from rationalizer import (
 )
 from rationalizer import Pause as PauseInForce
 
-__all__ = [
-    "Asked",
-    "CallerGoneError",
-    "GroupKind",
-    "Session",
-    "bare_release",
-    "group_in",
-    "in_own_name",
-    "key_of",
-    "kind_in",
-    "progress_in",
-    "wrong_kind",
-]
-
 #: The kind of a group that the log knows (G1).
 GroupKind = Literal["claimed", "coordinated"]
 

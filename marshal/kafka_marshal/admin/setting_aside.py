@@ -23,8 +23,6 @@ from kafka_marshal.topic_names import is_topic_name
 from rationalizer import InvalidRecordError, SettlingMessages, route_group, route_lease
 from rationalizer.limits import MAX_REASON_BYTES
 
-__all__ = ["OpenMessages"]
-
 
 class OpenMessages(OneProcess):
     """Base of :class:`~kafka_marshal.admin.Admin`: messages that are set aside, or wait for their next try."""

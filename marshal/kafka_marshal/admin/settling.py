@@ -26,8 +26,6 @@ from rationalizer.holes import NO_KEY, Hole
 from rationalizer.levels import SHARING_LEVEL
 from rationalizer.wire.records import Opened, Parked
 
-__all__ = ["BY_AN_OPERATOR", "Action", "Settled", "Wish", "settle"]
-
 Action = Literal["redrive", "discard", "park"]
 
 #: The reason of a message that an operator sets aside.

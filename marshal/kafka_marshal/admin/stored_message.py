@@ -15,8 +15,6 @@ from kafka_marshal.node.serving import have_done
 from kafka_marshal.ports import Cluster, DataFault, FaultKind, TopicPartition
 from kafka_marshal.rights import grant
 
-__all__ = ["StoredMessage", "StoredMessages", "read_message"]
-
 SLICE_S = 0.2
 
 #: Fetches hardly more than one message, and detects damaged bytes in uncompressed batches, too.

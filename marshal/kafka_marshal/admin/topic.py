@@ -25,8 +25,6 @@ from kafka_marshal.topic_names import DEFAULT_PARTITIONS, snapshots_topic
 from rationalizer import Upgrade, World
 from rationalizer.levels import SUPPORTED_LEVEL, added_above
 
-__all__ = ["TopicReport", "below_level", "create", "low_levels", "prepare", "set_keep", "upgrade"]
-
 
 @dataclass(frozen=True, slots=True)
 class TopicReport:

@@ -19,8 +19,6 @@ from kafka_marshal.ports import Cluster, LogEntry
 from rationalizer import World
 from rationalizer.log_hash import HashChecks, LogHash
 
-__all__ = ["ArchivedLog"]
-
 
 class ArchivedLog(Log):
     """A coordination topic with its archive (*blocking*)."""

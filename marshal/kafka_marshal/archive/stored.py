@@ -30,8 +30,6 @@ from rationalizer.dump import DumpHeader, DumpLines, DumpReader, header_line
 from rationalizer.log_hash import LogHash, RunningHash
 from rationalizer.snapshot import digest_of
 
-__all__ = ["Archive", "Draft", "FileName", "Part", "Run", "StoredFile", "join"]
-
 _NAME: Final = re.compile(r"(\d{19})-(\d{19})-(\d+)-(\d+)-([0-9a-f]{64})\.jsonl\.gz")
 
 #: The field of a dump's header that holds what an archive adds.

@@ -21,8 +21,6 @@ from kafka_marshal.ports import Cluster, LogEntry
 from rationalizer import World
 from rationalizer.limits import SNAPSHOT_INTERVAL
 
-__all__ = ["Archived", "ArchivedPartition", "Gap", "write_archive"]
-
 #: Files end at multiples of this many offsets: where snapshots are due, so where prune cuts.
 FILE_OFFSETS: Final = 5 * SNAPSHOT_INTERVAL
 

@@ -9,8 +9,6 @@ from kafka_marshal import arguments
 from kafka_marshal.checkpoints.store import FiledStore
 from kafka_marshal.files import BucketFiles
 
-__all__ = ["Bucket"]
-
 
 class Bucket(FiledStore):
     """A bucket, or a part of one, such as ``s3://bucket/delays``. Its extra brings s3fs, for S3.

@@ -9,8 +9,6 @@ from kafka_marshal.checkpoints.store import FiledStore
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.files import FolderFiles
 
-__all__ = ["Folder"]
-
 
 class Folder(FiledStore):
     """A folder that all members of the group can reach; it is made if its parent is there.

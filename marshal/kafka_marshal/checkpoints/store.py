@@ -24,8 +24,6 @@ from kafka_marshal.files import Files, FilesError
 from kafka_marshal.rate_limit import RateLimitedLog
 from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = ["FiledStore", "Folders", "Place", "SavedPart", "Store"]
-
 #: Of a group, of a topic, of a partition: the last one has all its states.
 Folders = tuple[str, str, str]
 

@@ -23,8 +23,6 @@ from kafka_marshal.instance import release
 from kafka_marshal.secret import hide
 from kafka_marshal.visible import visible
 
-__all__ = ["COMMANDS", "PROGRAM", "command", "root", "run"]
-
 PROGRAM: Final = "kafka-marshal"
 COMPLETION_VARIABLE: Final = "_KAFKA_MARSHAL_COMPLETE"
 

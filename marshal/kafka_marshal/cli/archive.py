@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from kafka_marshal.archive import Archived, ArchivedPartition, Gap
     from kafka_marshal.observe.log import Log
 
-__all__ = ["archive", "archive_option", "history_of", "is_alone", "open_history"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _COLUMNS = (

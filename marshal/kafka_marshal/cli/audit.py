@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from kafka_marshal.pipeline.audit.report import LogEnds
     from kafka_marshal.pipeline.audit.sources import Source
 
-__all__ = ["audit"]
-
 _PARTITIONS = (
     Column("partition", right=True),
     Column("records", right=True),

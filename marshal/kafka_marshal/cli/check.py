@@ -16,8 +16,6 @@ from kafka_marshal.observe.problems import Problem, problems_of, too_few
 from kafka_marshal.observe.rows import GroupRow, partitions_of
 from kafka_marshal.observe.text import count
 
-__all__ = ["check", "problem_json"]
-
 #: The most omitted groups that are named.
 _LISTED = 5
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from kafka_marshal.observe.view import View
     from rationalizer import Group, Outcome
 
-__all__ = ["checkpoint", "checkpoints"]
-
 _KEPT = (
     Column("checkpoint", right=True),
     Column("complete"),

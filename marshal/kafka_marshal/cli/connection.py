@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from kafka_marshal.observe.view import View
     from kafka_marshal.ports import Cluster
 
-__all__ = ["admin_of", "connected", "id_argument", "name_the_topic", "note", "paused", "sizes_of", "view_of"]
-
 
 @contextmanager
 def connected(options: Options) -> Iterator[Cluster]:

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     Letter = DeadLetter | OddLetter
 
-__all__ = ["dead_letters"]
-
 #: The most reasons or keys with their own row; other letters are counted in one row, to bound memory.
 MOST_ROWS = 10_000
 

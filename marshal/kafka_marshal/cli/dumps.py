@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     )
     from rationalizer.log_hash import LogHash
 
-__all__ = ["dump", "replay"]
-
 #: Lines of output that are written at once.
 _LINES = 512
 

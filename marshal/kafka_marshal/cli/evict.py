@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from kafka_marshal.admin import Admin
     from kafka_marshal.client.view import LeaseInfo
 
-__all__ = ["drain", "evict", "forget_group"]
-
 _NOT_DONE = "Nothing was changed."
 
 #: The most workers named in one message.

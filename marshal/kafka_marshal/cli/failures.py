@@ -16,18 +16,6 @@ from __future__ import annotations
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.visible import visible
 
-__all__ = [
-    "BUG",
-    "DONE",
-    "INTERRUPTED",
-    "NO",
-    "PIPE_CLOSED",
-    "UNREACHABLE",
-    "WRONG_USE",
-    "CommandError",
-    "explain",
-]
-
 DONE = 0
 NO = 1
 WRONG_USE = 2

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from rationalizer import Group, Settings
     from rationalizer.groups.history import Assignments, Moved, Rebalance
 
-__all__ = ["group", "groups"]
-
 _GROUPS = (
     Column("group", fold=True, least=8),
     Column("kind"),

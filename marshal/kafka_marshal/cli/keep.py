@@ -17,8 +17,6 @@ from kafka_marshal.observe.text import parse_span, span
 if TYPE_CHECKING:
     from kafka_marshal.cli.options import Options
 
-__all__ = ["FOREVER", "keep_option", "kept_text", "topic"]
-
 #: Written so, since 0 could mean either.
 FOREVER = -1
 

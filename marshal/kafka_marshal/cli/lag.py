@@ -22,8 +22,6 @@ from kafka_marshal.observe.text import count, number, span
 if TYPE_CHECKING:
     from kafka_marshal.observe.view import View
 
-__all__ = ["lag"]
-
 _COLUMNS = (
     Column("group", pipes_only=True),
     Column("topic", fold=True),

@@ -20,8 +20,6 @@ from kafka_marshal.topic_names import DEFAULT_TOPIC
 if TYPE_CHECKING:
     from kafka_marshal.cli.options import Options
 
-__all__ = ["broker", "completion", "demo"]
-
 #: Beside the package in its source tree; not installed with it.
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

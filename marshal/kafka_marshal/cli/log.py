@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from kafka_marshal.ports import LogEntry
     from rationalizer import Outcome, Record, World
 
-__all__ = ["log"]
-
 #: Records of the past that --follow shows by default.
 _LAST = 10
 

@@ -20,18 +20,6 @@ from kafka_marshal.observe.names import LogNames, clients_of, names_of, near, no
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-__all__ = [
-    "complete_any_topic",
-    "complete_client",
-    "complete_group",
-    "complete_place",
-    "complete_topic",
-    "complete_topic_colon",
-    "read_names",
-    "refuse_name",
-    "refuse_unknown",
-]
-
 #: A user has pressed Tab and waits: the time for a broker to answer (s),
 _COMPLETION_S = 1.5
 #: and for the whole log (s).

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     Place = tuple[str, int, int]
 
-__all__ = ["discard", "open_messages", "open_text", "park", "redrive"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _NOT_DONE = "Nothing was changed."

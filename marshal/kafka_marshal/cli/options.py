@@ -22,19 +22,6 @@ from kafka_marshal.visible import visible
 if TYPE_CHECKING:
     from kafka_marshal.observe.log import Source
 
-__all__ = [
-    "Command",
-    "Options",
-    "common_options",
-    "read_properties",
-    "read_text",
-    "read_time",
-    "span_option",
-    "say_times",
-    "time_option",
-    "times_json",
-]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 

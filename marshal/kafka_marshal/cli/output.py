@@ -23,23 +23,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = [
-    "Cell",
-    "Column",
-    "ask",
-    "console",
-    "is_terminal",
-    "print_json",
-    "print_json_line",
-    "print_table",
-    "progress",
-    "rich_table",
-    "say",
-    "say_warning",
-    "warnings_from_the_library",
-    "width",
-]
-
 #: Shorter work gets no progress bar (s).
 _PATIENCE_S = 0.5
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from kafka_marshal.ui.server import ReadMessage
     from kafka_marshal.ui.steering import Steering
 
-__all__ = ["ui"]
-
 PORT: Final = 9450
 
 

@@ -19,17 +19,6 @@ from kafka_marshal.cli.options import Options, read_text, read_time
 if TYPE_CHECKING:
     from kafka_marshal.admin import Target
 
-__all__ = [
-    "PartitionTarget",
-    "place_option",
-    "places_option",
-    "targets_in_file",
-    "targets_option",
-    "to_option",
-    "topic_partition",
-    "topic_partitions",
-]
-
 _PLACE = re.compile(r"(?P<topic>[^:]+):(?P<partition>[0-9]{1,10}):(?P<offset>[0-9]{1,19})")
 _TOPIC_PARTITION = re.compile(r"(?P<topic>[^:]+):(?P<partition>[0-9]{1,10})")
 

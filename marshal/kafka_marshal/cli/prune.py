@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from kafka_marshal.cli.options import Options
     from kafka_marshal.snapshots.prune import PrunedPartition, PrunePlan
 
-__all__ = ["prune"]
-
 _COLUMNS = (
     Column("partition", right=True),
     Column("log from", right=True),

@@ -25,8 +25,6 @@ from kafka_marshal.observe.text import count, span, time_text
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin, InHand, Move, MovePlan, Pause, PausedPartition, Target
 
-__all__ = ["release_group", "skip"]
-
 _MOVES = (
     Column("topic", fold=True),
     Column("partition", right=True),

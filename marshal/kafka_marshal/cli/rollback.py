@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from kafka_marshal.admin import Admin
     from kafka_marshal.admin.rollback import RolledBack
 
-__all__ = ["rollback"]
-
 _COLUMNS = (
     Column("topic", fold=True),
     Column("partition", right=True),

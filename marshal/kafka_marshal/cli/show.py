@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from kafka_marshal.admin.stored_message import StoredMessage
     from kafka_marshal.cli.options import Options
 
-__all__ = ["show"]
-
 _STAMPS = {"create": "by the producer's clock", "append": "by the broker's clock, as it was appended"}
 
 

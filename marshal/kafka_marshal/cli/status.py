@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from kafka_marshal.observe.log_size import Sizes
     from kafka_marshal.observe.view import View
 
-__all__ = ["status"]
-
 _GROUPS = (
     Column("group", fold=True, least=8),
     Column("kind", from_width=95),

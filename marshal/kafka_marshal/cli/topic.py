@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from kafka_marshal.observe.rows import GroupRow, MemberRow, WorkerRow
     from kafka_marshal.ports import Cluster, TopicConfig
 
-__all__ = ["init", "upgrade"]
-
 
 @dataclass(frozen=True, slots=True)
 class Fault:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from kafka_marshal.admin.session import GroupKind
     from kafka_marshal.admin.transfer import Open
 
-__all__ = ["convert_group", "export_group", "import_group"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 #: Of export-group and convert-group.

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from kafka_marshal.observe.view import View
     from kafka_marshal.ports import Cluster
 
-__all__ = ["Picture", "Section", "deleted_notes", "lag_cell", "print_picture", "show", "stuck_section"]
-
 _STUCK = (
     Column("stuck group", fold=True),
     Column("partitions", fold=True),

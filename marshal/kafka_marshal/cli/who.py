@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from kafka_marshal.observe.ownership import Ownership, PieceOwnership
     from rationalizer.history import LeaseKey, Span
 
-__all__ = ["who"]
-
 _COLUMNS = (
     Column("owner", fold=True, least=8),
     Column("instance", pipes_only=True),

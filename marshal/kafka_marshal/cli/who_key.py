@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from kafka_marshal.types import LeaseInfo
     from rationalizer import Progress
 
-__all__ = ["who_has"]
-
 _COLUMNS = (
     Column("group", fold=True, least=6),
     Column("owner", fold=True, least=6),

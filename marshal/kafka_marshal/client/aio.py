@@ -49,8 +49,6 @@ from kafka_marshal.runtime import THREADS
 from kafka_marshal.topic_names import DEFAULT_TOPIC
 from kafka_marshal.types import Key, Progress, Strategy, TopicPartition
 
-__all__ = ["Consumer", "GroupConsumer", "Marshal"]
-
 T = TypeVar("T")
 
 

@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 from kafka_marshal.node.serving import LOOK_S, Answer, Servants
 from kafka_marshal.runtime import EMPTY, THREADS, is_ours
 
-__all__ = ["Calls", "LoopBox", "awaited", "run_in", "state_callback"]
-
 T = TypeVar("T")
 
 #: How many calls may wait at a time, each in a thread: mostly polls without a timeout.

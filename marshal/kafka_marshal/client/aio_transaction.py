@@ -9,8 +9,6 @@ from typing import Self
 from kafka_marshal.client import transaction as plain
 from kafka_marshal.client.transactions import Headers
 
-__all__ = ["Transaction"]
-
 
 class Transaction:
     """:class:`kafka_marshal.client.transaction.Transaction` for an event loop; use it in ``async with``."""

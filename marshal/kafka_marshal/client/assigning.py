@@ -22,8 +22,6 @@ from rationalizer.limits import MAX_KEY_HASH
 if TYPE_CHECKING:
     from kafka_marshal.node.driver import Driver
 
-__all__ = ["Assigning", "check_order"]
-
 M = TypeVar("M")
 
 #: What has another form: argument → why, and what to do instead.

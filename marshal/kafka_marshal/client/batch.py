@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from kafka_marshal.engine.work.consumer import ConsumerEngine
     from kafka_marshal.node.driver import Driver
 
-__all__ = ["Batch", "Look"]
-
 T = TypeVar("T")
 
 

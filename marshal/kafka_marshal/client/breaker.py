@@ -6,8 +6,6 @@ from collections import deque
 from contextlib import nullcontext
 from typing import Any
 
-__all__ = ["FAILING", "Breaker"]
-
 #: How many tries count, and more failures among them than this are an outage.
 COUNTED, MOST_FAILED = 100, 50
 

@@ -19,8 +19,6 @@ from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from rationalizer import ClaimingPartition, InvalidRecordError, Progress, codes, route_lease
 from rationalizer.holes import Hole
 
-__all__ = ["serve_claim"]
-
 
 def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partition: int, timeout: float) -> Lease:
     """Carry out ``Marshal.claim`` on one of our threads. is_gone: the caller has left. Raises the same errors."""

@@ -23,19 +23,6 @@ from kafka_marshal.node.serving import EndedError, LateError
 from kafka_marshal.node.user_calls import UserCall
 from kafka_marshal.runtime import Runtime, is_ours
 
-__all__ = [
-    "CLOSE_TIMEOUT_S",
-    "DEFAULT_TIMEOUT_S",
-    "EXIT_TIMEOUT_S",
-    "Leaving",
-    "Limit",
-    "calling",
-    "carry_out",
-    "cut_off",
-    "end_all",
-    "late_text",
-]
-
 #: How long close() waits for callbacks that have not returned (s), as other clients of Kafka do.
 DEFAULT_TIMEOUT_S = 30.0
 

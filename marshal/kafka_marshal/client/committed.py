@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from kafka_marshal.engine.work.consumer import ConsumerEngine
     from kafka_marshal.node.driver import Driver
 
-__all__ = ["ShowsCommitted"]
-
 
 class ShowsCommitted:
     """The part of a consumer that shows the progress of its group."""

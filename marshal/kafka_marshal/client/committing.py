@@ -41,8 +41,6 @@ from kafka_marshal.errors import LeaseLostError, ProduceError, TransactionError
 from kafka_marshal.logs import log
 from kafka_marshal.types import Key
 
-__all__ = ["COMMITTERS", "Committers"]
-
 #: At most this many transactions at a time, each of another partition.
 COMMITTERS = 8
 

@@ -17,8 +17,6 @@ from kafka_marshal.ports import Cluster, TopicConfig
 from kafka_marshal.rights import grant
 from kafka_marshal.topic_names import snapshots_topic
 
-__all__ = ["check_topic"]
-
 #: If a pattern matches many topics, the settings of this number are compared: each costs a request to the brokers.
 MOST_SOURCES: Final = 20
 

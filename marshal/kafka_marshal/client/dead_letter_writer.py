@@ -16,8 +16,6 @@ from kafka_marshal.engine.work.lanes import Lane
 from kafka_marshal.errors import KafkaUnavailableError, ProduceError
 from kafka_marshal.logs import log
 
-__all__ = ["DeadLetterWriter"]
-
 #: How long one wait for acks lasts (s).
 ACK_WAIT_S = 0.1
 

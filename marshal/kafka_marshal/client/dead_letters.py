@@ -16,8 +16,6 @@ from kafka_marshal.adapters.headers import headers_of as own_headers
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.error_texts import class_name, reason_of, trace_of
 
-__all__ = ["MOST_ADDED", "PREFIX", "REMEMBERED", "DeadLetter", "OddLetter", "headers_of", "mark_repeats", "read_letter"]
-
 #: The prefix of all headers of dead letters.
 PREFIX: Final = "__dlq."
 

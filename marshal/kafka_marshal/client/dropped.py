@@ -22,8 +22,6 @@ from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.fork_guard import exiting
 from kafka_marshal.runtime import THREADS
 
-__all__ = ["close_if_dropped"]
-
 #: A dropped handle is closed after this time (s), as the interpreter may be about to end.
 GRACE_S = 1.0
 

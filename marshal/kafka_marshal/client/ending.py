@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from kafka_marshal.metrics.measure import Meter
     from kafka_marshal.metrics.server import MetricsServer
 
-__all__ = ["Ending", "Opened"]
-
 
 class Opened(NamedTuple):
     """What a Marshal has open."""

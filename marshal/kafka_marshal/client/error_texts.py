@@ -13,8 +13,6 @@ from typing import Final
 
 from kafka_marshal.secret import hide, scrub
 
-__all__ = ["MOST_REASON", "MOST_TRACE", "class_name", "place_of", "reason_of", "trace_of"]
-
 #: The text of an exception is cut to this many characters: it might be a whole page of HTML.
 MOST_REASON: Final = 1_000
 

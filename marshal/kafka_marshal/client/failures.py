@@ -21,8 +21,6 @@ from kafka_marshal.runtime import Lock
 from kafka_marshal.secret import values_of
 from rationalizer.limits import MAX_REASON_BYTES
 
-__all__ = ["EVERY_MS", "LETTERS", "MOST_KINDS", "Failures", "shortened"]
-
 #: How often a kind of failure, and dead letters, are logged again (ms), with their number since the last time.
 EVERY_MS: Final = 60_000.0
 

@@ -10,8 +10,6 @@ from enum import IntEnum
 
 from kafka_marshal import errors
 
-__all__ = ["FATES", "Fate", "fate_of"]
-
 
 class Fate(IntEnum):
     """What follows an error. Of a group of exceptions, the strongest counts: the one with the lowest number."""

@@ -35,8 +35,6 @@ from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.ports import DataFault, DataReader, FaultKind, Message
 from kafka_marshal.rights import grant
 
-__all__ = ["Fetcher", "collector_resting"]
-
 #: Whether the garbage collector is off now because of us.
 _resting = False
 

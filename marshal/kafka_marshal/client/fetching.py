@@ -53,8 +53,6 @@ from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
 from rationalizer.levels import SHARING_LEVEL
 
-__all__ = ["FetchingConsumer", "Undone"]
-
 #: With this number of messages delivered and none done, the program probably does not report what is done.
 MANY = 1_000
 

@@ -22,8 +22,6 @@ from kafka_marshal.node.driver import Driver
 from kafka_marshal.types import Key
 from rationalizer import Outcome
 
-__all__ = ["GroupMember", "Piece"]
-
 #: The default timeout of ``commit`` (s).
 COMMIT_TIMEOUT_S = 5.0
 

@@ -8,8 +8,6 @@ from contextlib import suppress
 from kafka_marshal.engine.figures import Distribution, Histogram
 from kafka_marshal.runtime import Lock
 
-__all__ = ["MOST_ERRORS", "OTHER", "ErrorTypes", "Handled", "ProcessTimes", "error_type"]
-
 #: How many durations wait to be sorted into histograms, unless they are read before.
 MOST_NOTED = 1_000
 

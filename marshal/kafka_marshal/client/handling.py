@@ -16,8 +16,6 @@ from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.topic_names import is_topic_name
 
-__all__ = ["MOST_ATTEMPTS", "Handler", "Hooks", "Retry", "RunOptions", "RunSettings", "check_park"]
-
 #: Each thread costs memory, and the system limits their number; a task of an event loop costs a few kB.
 MOST_THREADS = 1_000
 MOST_TASKS = 100_000

@@ -20,9 +20,6 @@ from rationalizer.limits import MANY_HOLES, MAX_HOLES
 if TYPE_CHECKING:
     from kafka_marshal.node.driver import Driver
 
-__all__ = ["Crowded", "Health", "examine", "held_back", "hot_keys"]
-
-
 FORKED = (
     "this process was forked from the one that made this Marshal: its leases and its threads are the parent's, which "
     "works on. Make a new Marshal in the child"

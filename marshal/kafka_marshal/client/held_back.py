@@ -11,8 +11,6 @@ from kafka_marshal.client.transactions import Output
 from kafka_marshal.engine.work.lanes import Lane
 from kafka_marshal.engine.work.purgatory import Finished
 
-__all__ = ["OUTPUT_BYTES", "Held", "LettersInTransactions", "held_back"]
-
 #: Memory of an output besides its key, value and headers (bytes).
 OUTPUT_BYTES = 300
 

@@ -11,8 +11,6 @@ from kafka_marshal.engine.inputs import BeatLease, GrantLease, ReleaseLease
 from kafka_marshal.errors import ConfigurationError, LeaseLostError
 from kafka_marshal.node.driver import Driver
 
-__all__ = ["Lease"]
-
 #: How long our record may take to come back through the log before the call fails, in heartbeat intervals.
 ANSWER_INTERVALS = 2
 

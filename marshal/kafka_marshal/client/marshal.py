@@ -62,8 +62,6 @@ from kafka_marshal.types import Strategy
 from kafka_marshal.watchdog import Watchdog
 from kafka_marshal.watchdog.properties import producer_properties
 
-__all__ = ["Marshal"]
-
 M = TypeVar("M", bound=Membership[Any])
 
 DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000

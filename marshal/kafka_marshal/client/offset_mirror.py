@@ -18,8 +18,6 @@ from kafka_marshal.rate_limit import RateLimit
 from kafka_marshal.types import Key
 from rationalizer import Progress
 
-__all__ = ["OffsetMirror"]
-
 #: How long one commit may take (s).
 COMMIT_TIMEOUT_S = 10.0
 

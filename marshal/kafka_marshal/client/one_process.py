@@ -5,8 +5,6 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, NoReturn, Self
 
-__all__ = ["OneProcess", "WithBlock"]
-
 
 class OneProcess:
     """Can't be pickled or copied: connections, threads and leases belong to one object of one process."""

@@ -16,8 +16,6 @@ from kafka_marshal.adapters.message import Message
 from kafka_marshal.engine.work.lanes import Lane
 from kafka_marshal.errors import ConfigurationError
 
-__all__ = ["Ready", "check_result", "deserialized"]
-
 
 def check_result(result: object) -> None:
     """Raises ConfigurationError for a result whose work has not run: its message is not done."""

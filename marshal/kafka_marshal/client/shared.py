@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from kafka_marshal.client.options import ConsumerOptions
     from kafka_marshal.engine.work.assignment import Run
 
-__all__ = ["ConsumerArguments", "ShareConsumer", "SharedBatch", "checked_sharing"]
-
-
 F = TypeVar("F")
 
 

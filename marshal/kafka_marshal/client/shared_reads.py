@@ -24,8 +24,6 @@ from kafka_marshal.ports import DataFault, DataReader, FaultKind, Message
 from kafka_marshal.runtime import Condition, Runtime
 from kafka_marshal.types import Key
 
-__all__ = ["DEFAULT_SHARED_BYTES", "Pool", "SharedReader", "kept_bytes", "runs", "shared_reader"]
-
 #: What members of a process keep for each other by default (bytes).
 DEFAULT_SHARED_BYTES = 200 * 2**20
 

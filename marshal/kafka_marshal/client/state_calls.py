@@ -27,8 +27,6 @@ from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.user_calls import UserCall
 from kafka_marshal.runtime import is_ours
 
-__all__ = ["StateCalls"]
-
 _LEAVES = (
     "this member leaves the group, others take over its pieces from their last checkpoint, and the consumer's next "
     "call raises this"

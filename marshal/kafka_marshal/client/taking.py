@@ -14,8 +14,6 @@ from kafka_marshal.engine.work.ranges import OffsetRange, RangeDelivery, RangeRu
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.ports import Cluster
 
-__all__ = ["Marks", "RangeTaker", "Watermarks"]
-
 #: (log start, log end) by partition.
 Marks = dict[Key, tuple[int, int]]
 

@@ -15,8 +15,6 @@ from kafka_marshal.client.tries import Tries, cancelled
 from kafka_marshal.engine.work.lanes import Lane
 from kafka_marshal.runtime import is_ours
 
-__all__ = ["Tasks"]
-
 #: A handler that awaits nothing keeps the loop: after this number of messages in a row its task yields.
 IN_A_ROW = 100
 

@@ -13,8 +13,6 @@ from kafka_marshal.engine.work.lanes import Lane
 from kafka_marshal.logs import log
 from kafka_marshal.runtime import is_ours
 
-__all__ = ["Threads"]
-
 
 class Threads:
     """Handlers called in threads, ``concurrency`` of them."""

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from kafka_marshal.engine.figures import Distribution, Histogram
 from kafka_marshal.runtime import Lock
 
-__all__ = ["ABORTED", "COMMITTED", "FENCED", "UNKNOWN", "Transacted"]
-
 #: How a transaction ended. Unknown: the brokers have not answered; the producer that follows finds out.
 COMMITTED, ABORTED, FENCED, UNKNOWN = "committed", "aborted", "fenced", "unknown"
 

@@ -17,8 +17,6 @@ from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.serving import Answer
 
-__all__ = ["Transaction"]
-
 #: A transaction that waits for earlier ones checks this often (s) whether its caller is still there.
 WAIT_S = 0.2
 

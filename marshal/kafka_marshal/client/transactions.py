@@ -33,8 +33,6 @@ from kafka_marshal.ports import TransactionalProducer
 from kafka_marshal.topic_names import is_topic_name
 from kafka_marshal.types import Key
 
-__all__ = ["Output", "Transactions", "output"]
-
 #: How long a producer's begin, or reading Kafka's committed offset, may take (s); then it is tried again.
 STEP_TIMEOUT_S = 10.0
 

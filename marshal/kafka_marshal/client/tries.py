@@ -32,8 +32,6 @@ from kafka_marshal.logs import log
 from kafka_marshal.runtime import Condition, Runtime
 from kafka_marshal.secret import values_of
 
-__all__ = ["LOOK_S", "Call", "Tries", "Workers", "cancelled"]
-
 #: While a thread waits for others, it checks this often (s) whether a lease has ended, or the run stops.
 LOOK_S = 0.1
 

@@ -15,8 +15,6 @@ from kafka_marshal.metrics.rows import Metrics
 if TYPE_CHECKING:
     from kafka_marshal.metrics.server import MetricsServer
 
-__all__ = ["Watched"]
-
 
 class Watched:
     """The part of a Marshal that only reads: at once, from any thread, without a lock."""

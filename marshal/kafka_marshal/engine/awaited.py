@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from kafka_marshal.engine.engine import Engine
     from kafka_marshal.engine.groups.client import GroupClient
 
-__all__ = ["AWAITED", "Awaited", "awaited"]
-
 
 class Awaited(StrEnum):
     """What a member waits for."""

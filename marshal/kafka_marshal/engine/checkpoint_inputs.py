@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from kafka_marshal.engine.effects import SavedPiece
 
-__all__ = ["GoBack", "StateRestored", "StateReturned", "StateSafe", "TakeCheckpoint"]
-
 
 class StateReturned(NamedTuple):
     """on_checkpoint has returned for these pieces: they continue. error: it raised; they are left for later."""

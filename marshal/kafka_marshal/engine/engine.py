@@ -47,8 +47,6 @@ from kafka_marshal.engine.work.topic_mark import TopicIds
 from kafka_marshal.ports import TopicInfo
 from rationalizer import Outcome, Tick, World
 
-__all__ = ["Engine", "RangeCommits"]
-
 
 class RangeCommits:
     """Commits of all consumers of a member. They are sent with the beats, so that both need only one wake."""

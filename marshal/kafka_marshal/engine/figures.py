@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add
 
-__all__ = ["BUCKETS_S", "Distribution", "Histogram", "Moved"]
-
 #: Upper ends of buckets (s), from OpenTelemetry's messaging conventions.
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 

@@ -18,33 +18,6 @@ from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.ports import TopicInfo
 from rationalizer import Outcome, Record
 
-__all__ = [
-    "Acked",
-    "AddConsumer",
-    "AppendRecord",
-    "Applied",
-    "BeatLease",
-    "Called",
-    "CaughtUp",
-    "ClaimLease",
-    "CommitLease",
-    "CompareClocks",
-    "Deadline",
-    "Failed",
-    "Forked",
-    "GrantLease",
-    "Input",
-    "LastHeartbeats",
-    "Located",
-    "MemberInput",
-    "RaiseError",
-    "ReleaseLease",
-    "ReleaseUnseen",
-    "Step",
-    "TopicIdsPromised",
-    "Topics",
-]
-
 # The log, the brokers, time.
 
 

@@ -10,8 +10,6 @@ from rationalizer import Progress, key_hash
 from rationalizer.holes import Hole
 from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 
-__all__ = ["KeyShare", "Span", "hash_of"]
-
 #: Key hashes (lo, hi), both included.
 Span = tuple[int, int]
 

@@ -8,8 +8,6 @@ from shlex import quote
 from kafka_marshal.errors import WrongKindError
 from rationalizer import World
 
-__all__ = ["claimed_group", "coordinated_group", "is_coordinated"]
-
 
 def is_coordinated(worlds: Mapping[int, World], group_id: str) -> bool:
     """Whether any coordination partition knows the group as coordinated."""

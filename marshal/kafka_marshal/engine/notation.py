@@ -31,8 +31,6 @@ from kafka_marshal.ports import TopicInfo
 from rationalizer import decode, encode
 from rationalizer.levels import SUPPORTED_LEVEL
 
-__all__ = ["RecordedError", "from_json", "in_stretches", "is_ours", "offsets_in", "to_json", "without_keys"]
-
 #: A key of a user's message in a warning.
 _KEY = re.compile(r"""key (?:None|b?'(?:[^'\\]|\\.)*'|b?"(?:[^"\\]|\\.)*")""")
 

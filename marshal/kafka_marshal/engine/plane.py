@@ -19,29 +19,6 @@ from rationalizer import Progress
 from rationalizer.holes import Hole
 from rationalizer.wire.records import Done, Opened, Parked
 
-__all__ = [
-    "DRAINED",
-    "HUNG",
-    "OVERDUE",
-    "PASSING",
-    "PAUSED",
-    "SURPLUS",
-    "UNWANTED",
-    "Checkpointing",
-    "CheckpointState",
-    "Cuttable",
-    "HandIn",
-    "Loss",
-    "Owner",
-    "Ownership",
-    "Part",
-    "PartitionReports",
-    "PartitionSource",
-    "PartitionView",
-    "Settles",
-    "Work",
-]
-
 #: Why a partition is released when an admin pauses the group.
 PAUSED = "the group is paused"
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from kafka_marshal.types import Key
 
-__all__ = ["Proof", "Proofs"]
-
 
 @dataclass(frozen=True, slots=True)
 class Proof:

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-__all__ = ["READERS", "Reader", "reading"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -42,8 +42,6 @@ from kafka_marshal.types import Key
 from rationalizer import World
 from rationalizer.levels import SUPPORTED_LEVEL
 
-__all__ = ["FORMAT", "NotedPolicy", "Recorder", "line_of", "made_of"]
-
 FORMAT = 1
 
 #: The shortest time (own clock, ms) between two states.

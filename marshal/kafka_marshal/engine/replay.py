@@ -34,8 +34,6 @@ from kafka_marshal.types import Key
 from rationalizer import World
 from rationalizer.levels import SUPPORTED_LEVEL
 
-__all__ = ["RecordingError", "Replay", "ReplayDiffersError", "read_lines"]
-
 #: At most this many characters of an entry are shown if a replay differs.
 SHOWN = 300
 

@@ -17,26 +17,6 @@ from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.types import Start
 
-__all__ = [
-    "BEATS_PER_INTERVAL",
-    "EXPIRY_JITTER_SHARE",
-    "FIRST_TICK_SHARE",
-    "MARGIN_FLOOR_MS",
-    "MAX_BATCH_ENTRIES",
-    "MAX_IN_HAND_MESSAGES",
-    "MAX_SHARES",
-    "REVOKE_RANGES_TIMEOUT_MS",
-    "REVOKE_TIMEOUT_MS",
-    "TURN_MS",
-    "CheckpointOptions",
-    "ConsumerSettings",
-    "EngineSettings",
-    "GroupOptions",
-    "SharingOptions",
-    "Why",
-    "proof_margin_ms",
-]
-
 #: Beats are sent every HI / 3 (T4), so that two in a row may be lost before a lease is no longer proven.
 BEATS_PER_INTERVAL = 3
 

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from kafka_marshal.engine.work.assignment import Run
 
-__all__ = ["GiveBackRun", "ParkMessage", "WantBatches"]
-
 
 class WantBatches(NamedTuple):
     """The program asks for batches of at most max_messages; each is read for fill_ms at most."""

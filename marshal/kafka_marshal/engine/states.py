@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 
-__all__ = ["state_of"]
-
 
 def state_of(engine: Engine) -> list[str]:
     """A line for each CP, lease, consumer and partition; it contains nothing that user threads change."""

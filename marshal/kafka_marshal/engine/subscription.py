@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.types import Key
 
-__all__ = ["Subscription"]
-
 
 class Subscription:
     """Topics by name, or by a regular expression starting with ``^`` as in confluent-kafka.

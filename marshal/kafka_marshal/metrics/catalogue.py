@@ -12,8 +12,6 @@ from typing import Literal
 
 from kafka_marshal.metrics.rows import CheckpointMetrics, Distribution, Metrics, PartitionMetrics
 
-__all__ = ["CATALOGUE", "Labels", "Metric", "Value", "prometheus_label"]
-
 Kind = Literal["counter", "gauge", "histogram"]
 
 #: Values of a metric's labels, in the order of ``Metric.labels``.

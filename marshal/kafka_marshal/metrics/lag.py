@@ -17,8 +17,6 @@ from rationalizer.intervals import lag
 if TYPE_CHECKING:
     from kafka_marshal.engine.work.consumer import ConsumerEngine
 
-__all__ = ["GroupLag"]
-
 #: Requests within this time (s) reuse the last log ends.
 SAME_ENDS_S = 5.0
 

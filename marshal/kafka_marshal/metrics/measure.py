@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from kafka_marshal.node.driver import Driver
     from kafka_marshal.ports import Message
 
-__all__ = ["Meter"]
-
 #: In these stages the position is known.
 _BEGUN = (Stage.ASSIGNING, Stage.ACTIVE, Stage.REVOKING)
 

@@ -31,8 +31,6 @@ from kafka_marshal.instance import release
 from kafka_marshal.metrics.catalogue import CATALOGUE, Metric
 from kafka_marshal.metrics.rows import Distribution, Measured, Metrics
 
-__all__ = ["instrument", "trace_hooks"]
-
 _SCOPE = "kafka_marshal"
 
 #: Instruments of one collection share a measurement: it is reused for this long (s).

@@ -23,8 +23,6 @@ from prometheus_client.utils import floatToGoString
 from kafka_marshal.metrics.catalogue import CATALOGUE, Metric, prometheus_label
 from kafka_marshal.metrics.rows import Distribution, Measured, Metrics
 
-__all__ = ["MarshalCollector", "exposition"]
-
 
 class MarshalCollector(Collector):
     """The metrics of these Marshals, for a registry of prometheus-client."""

@@ -27,8 +27,6 @@ from kafka_marshal.metrics.lag import GroupLag
 from kafka_marshal.metrics.measure import Meter
 from kafka_marshal.metrics.rows import Metrics
 
-__all__ = ["MetricsServer", "checked_address"]
-
 #: Clients that send or read nothing for this long (s) are disconnected.
 CLIENT_TIMEOUT_S = 5.0
 

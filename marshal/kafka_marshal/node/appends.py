@@ -16,8 +16,6 @@ from kafka_marshal.rate_limit import RateLimitedLog
 from kafka_marshal.rights import grant
 from rationalizer import encode
 
-__all__ = ["AppendFailures", "Appends"]
-
 
 class AppendFailures:
     """Logs failures, rate-limited by reason, and keeps the result of the last append."""

@@ -12,8 +12,6 @@ from kafka_marshal.ports import FaultKind, LogEntry, TailBatch, TailFault, Topic
 from kafka_marshal.rights import grant
 from rationalizer.marker import said_in
 
-__all__ = ["SET_BACK_MS", "TopicChecks", "clock_set_back"]
-
 _REMEDY = (
     "Leases of this process are in doubt and end by themselves. Restart it; if the topic was recreated on purpose, all "
     "members must restart"

@@ -11,8 +11,6 @@ from kafka_marshal import arguments
 from kafka_marshal.errors import ConfigurationError
 from rationalizer import ClaimingPartition, InvalidRecordError
 
-__all__ = ["MOST_START_S", "START_TIMEOUT_S", "check_bootstrap", "check_ids", "check_threads", "new_client_id"]
-
 #: How long a start waits for Kafka by default, and what librdkafka no longer accepts.
 START_TIMEOUT_S = 15.0
 MOST_START_S = 3_600.0

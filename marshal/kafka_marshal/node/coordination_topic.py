@@ -16,21 +16,6 @@ from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.marker import marker
 from rationalizer.snapshot_log import MAX_RECORD_BYTES
 
-__all__ = [
-    "ADDRESSES_S",
-    "Problem",
-    "append_first_records",
-    "check_one_cluster",
-    "check_topic",
-    "create_snapshots_topic",
-    "create_topic",
-    "find_problems",
-    "find_snapshot_problems",
-    "log_name",
-    "required_settings",
-    "topic_option",
-]
-
 
 def log_name(topic: str) -> str:
     """A coordination topic, as offsets that groups commit in Kafka name it (M4); "": the usual one."""

@@ -38,8 +38,6 @@ from kafka_marshal.runtime import Condition, Thread, is_ours
 from rationalizer import Outcome, ReleaseGroup
 from rationalizer.log_hash import LogHash
 
-__all__ = ["Driver"]
-
 T = TypeVar("T")
 
 #: How long a Marshal that ends waits for its background thread (s).

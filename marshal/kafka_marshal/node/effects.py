@@ -41,8 +41,6 @@ from kafka_marshal.ports import Cluster
 from kafka_marshal.rate_limit import RateLimitedLog
 from kafka_marshal.runtime import Executor
 
-__all__ = ["Effects"]
-
 
 class Effects:
     """Carries out the effects of one engine."""

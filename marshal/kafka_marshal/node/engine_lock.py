@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from kafka_marshal.node.fork_guard import Life
     from kafka_marshal.runtime import Condition
 
-__all__ = ["ConsumerPort", "EngineLock", "LockUse", "under_lock"]
-
 T = TypeVar("T")
 
 #: Whether this thread runs the user's code with the lock held (a predicate of ``WorldView.wait_for``).

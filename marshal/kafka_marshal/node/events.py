@@ -18,8 +18,6 @@ from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.guard import Guard
 from kafka_marshal.logs import Event, log
 
-__all__ = ["Events", "spans"]
-
 #: Grants and releases become one line when none has come for QUIET_MS, at the latest after GATHER_MS.
 QUIET_MS = 250.0
 GATHER_MS = 1_000.0

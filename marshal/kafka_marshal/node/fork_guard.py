@@ -12,8 +12,6 @@ from kafka_marshal.errors import ForkedError
 from kafka_marshal.logs import LOGGER, log
 from kafka_marshal.runtime import THREADS, Runtime
 
-__all__ = ["WATCHED", "Life", "exiting"]
-
 #: No further Marshal is closed once the interpreter's end has taken this long (s).
 EXIT_S = 5.0
 

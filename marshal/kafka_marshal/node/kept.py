@@ -10,8 +10,6 @@ from collections.abc import Mapping
 
 from kafka_marshal.errors import ConfigurationError
 
-__all__ = ["LEAST_KEEP_MS", "TURNS", "check_keep", "keep_of", "keep_settings", "removable", "turn_ms"]
-
 #: A setting alone may come from a template for all topics; both with one value do not.
 _SETTINGS = ("min.compaction.lag.ms", "max.compaction.lag.ms")
 

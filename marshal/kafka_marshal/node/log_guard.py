@@ -21,8 +21,6 @@ from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.ports import Cluster, TopicPartition
 from rationalizer import Progress, World
 
-__all__ = ["LogGuard", "progress_of_all"]
-
 #: The topic is checked once a heartbeat interval, but no more often than this (ms).
 SHORTEST_MS = 1_000.0
 

@@ -30,8 +30,6 @@ from kafka_marshal.topic_names import snapshots_topic
 from rationalizer.limits import SNAPSHOT_INTERVAL
 from rationalizer.snapshot_log import interval
 
-__all__ = ["LogKeeper"]
-
 #: The part of one thread's time that a replay may take: heartbeats, handlers and the user's program come first.
 SHARE = 0.1
 

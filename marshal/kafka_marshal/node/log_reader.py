@@ -9,8 +9,6 @@ from kafka_marshal.node.monitored_tail import MonitoredTail
 from kafka_marshal.ports import Cluster, FaultKind, LogEntry, TailBatch
 from kafka_marshal.rights import grant
 
-__all__ = ["SLICE_S", "bounds", "judge", "read_range"]
-
 #: A wait for records is cut into slices of this length (s), for Ctrl-C and to report progress.
 SLICE_S = 0.2
 

@@ -15,8 +15,6 @@ from kafka_marshal.ports import Cluster
 from kafka_marshal.rate_limit import RateLimitedLog
 from kafka_marshal.runtime import Executor
 
-__all__ = ["LookUps"]
-
 #: This long after a topic grew, at the latest, all working members know its new partitions and claim them: twice the
 #: interval of their checks.
 GROWTH_SEEN_MS = 10_000

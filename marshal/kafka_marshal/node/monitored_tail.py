@@ -13,8 +13,6 @@ from kafka_marshal.logs import log
 from kafka_marshal.node.stalled_fetch import FetchMonitor
 from kafka_marshal.ports import Cluster, Tail, TailBatch
 
-__all__ = ["MonitoredTail"]
-
 #: How long a look-up of log ends may take (s).
 ASK_TIMEOUT_S = 5.0
 

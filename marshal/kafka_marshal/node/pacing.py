@@ -11,8 +11,6 @@ from kafka_marshal.node.engine_lock import EngineLock
 from kafka_marshal.node.steps import Steps
 from rationalizer import Heartbeat, HeartbeatBatch
 
-__all__ = ["Pacing"]
-
 #: The background thread checks the clock at least this often: the most by which work that another thread made due is
 #: late. With 100 leases a check costs a third of a millisecond.
 MAX_WAIT_MS = 1_000.0

@@ -15,8 +15,6 @@ from kafka_marshal.logs import log
 from kafka_marshal.rate_limit import RateLimit
 from kafka_marshal.runtime import Runtime, is_ours
 
-__all__ = ["Pulse", "place_of", "say"]
-
 #: Of several outages in a row, one is logged in this time (ms).
 SAID_EVERY_MS = 10_000.0
 

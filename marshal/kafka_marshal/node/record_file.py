@@ -14,8 +14,6 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.instance import release
 from kafka_marshal.logs import log
 
-__all__ = ["RECORD", "RecordFile", "record"]
-
 #: The environment variable.
 RECORD = "KAFKA_MARSHAL_RECORD"
 

@@ -19,8 +19,6 @@ from kafka_marshal.node.snapshot_upkeep import SnapshotUpkeep
 from kafka_marshal.ports import Cluster
 from kafka_marshal.rate_limit import RateLimitedLog
 
-__all__ = ["Scope"]
-
 #: Reading all CPs is tried again this long (ms) after it failed.
 AGAIN_MS = 1_000.0
 

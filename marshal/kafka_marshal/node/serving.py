@@ -19,8 +19,6 @@ from kafka_marshal.errors import ClosedError, ForkedError
 from kafka_marshal.logs import log
 from kafka_marshal.runtime import EMPTY, Box, Runtime, is_ours
 
-__all__ = ["LOOK_S", "Answer", "EndedError", "LateError", "Servants", "have_done"]
-
 T = TypeVar("T")
 
 #: The most idle threads that are kept for calls.

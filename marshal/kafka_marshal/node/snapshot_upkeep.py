@@ -18,8 +18,6 @@ from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import Difference
 from rationalizer.log_hash import LogHash
 
-__all__ = ["SnapshotUpkeep"]
-
 
 class SnapshotUpkeep:
     """The snapshots of one replica, if its driver keeps them and there is a topic for them."""

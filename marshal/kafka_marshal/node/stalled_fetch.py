@@ -17,8 +17,6 @@ from kafka_marshal.errors import MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.runtime import Runtime
 
-__all__ = ["FetchMonitor"]
-
 K = TypeVar("K")
 
 #: How long a record that is known to be in the log may take to arrive, with a short and a long heartbeat interval (s).

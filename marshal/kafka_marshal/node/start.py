@@ -12,8 +12,6 @@ from kafka_marshal.snapshots.start import CpStart
 from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import World
 
-__all__ = ["Begin", "ReplayStart"]
-
 
 class Begin(Enum):
     """Where a replica begins to read."""

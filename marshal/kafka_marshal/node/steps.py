@@ -28,8 +28,6 @@ from rationalizer import (
     SettlingMessages,
 )
 
-__all__ = ["LONGEST_STEP_MS", "MANY_RECORDS", "WAITS", "Steps", "Waits", "step_ms"]
-
 #: The longest step (ms): with what is read at once, five fetches a second.
 LONGEST_STEP_MS = 333.0
 

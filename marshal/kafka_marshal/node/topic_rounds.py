@@ -26,8 +26,6 @@ from kafka_marshal.node.topics import (
 from kafka_marshal.ports import Cluster, TopicInfo
 from kafka_marshal.rate_limit import RateLimitedLog
 
-__all__ = ["TopicRounds"]
-
 #: A consumer's first look-up is tried again this often (s), for as long as a start may wait for Kafka: where a whole
 #: fleet starts at once, a broker may be too busy for the first one.
 AGAIN_S = 0.1

@@ -14,17 +14,6 @@ from dataclasses import dataclass
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.ports import Cluster, TopicInfo
 
-__all__ = [
-    "FEW_PARTITIONS",
-    "IDS_WITHIN_MS",
-    "LOOKUP_TIMEOUT_S",
-    "METADATA_INTERVAL_MS",
-    "METADATA_JITTER",
-    "CountPartitions",
-    "Interest",
-    "TopicWatch",
-]
-
 #: Called with topics and a timeout (s): topic → number of partitions, of those that answer in time.
 CountPartitions = Callable[[Iterable[str], float], Mapping[str, int]]
 

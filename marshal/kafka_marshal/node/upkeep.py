@@ -21,8 +21,6 @@ from kafka_marshal.node.topic_rounds import TopicRounds
 from kafka_marshal.runtime import Executor
 from rationalizer import Outcome, SettleOffsets, SettlingMessages, codes
 
-__all__ = ["Upkeep"]
-
 
 class Levels:
     """CPs above the protocol level that this release knows (E4): consumers raise an error. The lock is held."""

@@ -13,8 +13,6 @@ from kafka_marshal.node.engine_lock import ConsumerPort
 from kafka_marshal.node.pulse import place_of
 from kafka_marshal.runtime import Runtime
 
-__all__ = ["UserCall", "UserCalls"]
-
 #: A callback that has not returned for this long is logged, and from then on this often (ms).
 LATE_MS = 10_000.0
 SAID_EVERY_MS = 600_000.0

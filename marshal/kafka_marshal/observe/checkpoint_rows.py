@@ -11,8 +11,6 @@ from kafka_marshal.observe.cuts import waits_for
 if TYPE_CHECKING:
     from rationalizer import Group
 
-__all__ = ["OLD_AFTER", "BarrierRow", "CheckpointsRow", "barrier_json", "checkpoints_json", "checkpoints_row"]
-
 #: A cut is old if this many checkpoints were taken since.
 OLD_AFTER: Final = 3
 

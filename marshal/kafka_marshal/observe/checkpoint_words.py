@@ -15,18 +15,6 @@ if TYPE_CHECKING:
     from kafka_marshal.observe.cuts import Cut
     from rationalizer.groups.checkpoints import Checkpoints
 
-__all__ = [
-    "as_of_text",
-    "barrier_text",
-    "cut_text",
-    "happened_text",
-    "kind_text",
-    "listed",
-    "repeated_text",
-    "why_ended",
-    "why_went_back",
-]
-
 #: The most members or pieces that a text lists.
 _LISTED: Final = 5
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from kafka_marshal.ports import TopicPartition
     from rationalizer import Group, Outcome, Piece, World
 
-__all__ = ["Answer", "CheckpointHistory", "Ended", "Happened", "OpenBarrier", "Taken", "WentBack"]
-
 #: Events that are kept of a group, each kind.
 _KEPT = 100
 

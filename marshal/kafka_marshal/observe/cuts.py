@@ -14,19 +14,6 @@ if TYPE_CHECKING:
     from rationalizer import Group, Piece
     from rationalizer.done_through import KeyPiece
 
-__all__ = [
-    "KIND_WORDS",
-    "Cut",
-    "Seen",
-    "cut_in",
-    "cuts_now",
-    "is_initial",
-    "oldest_cut",
-    "owners_of",
-    "seen_by",
-    "waits_for",
-]
-
 #: The kind of a checkpoint (X1) in words.
 KIND_WORDS: Final = ("passing", "periodic", "pinned")
 

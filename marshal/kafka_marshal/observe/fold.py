@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from rationalizer.history import LeaseKey, Span
     from rationalizer.plane import Heard
 
-__all__ = ["Fold", "Place", "Worker", "group_of", "is_of_worker", "lease_of", "shows_life"]
-
 #: A record's place in the whole log: (log time, coordination partition, offset).
 Place = tuple[int, int, int]
 

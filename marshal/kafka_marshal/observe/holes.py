@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from rationalizer import World
     from rationalizer.holes import Hole
 
-__all__ = ["Holding", "holdings_of"]
-
 
 class Holding(NamedTuple):
     """A hole, and where it is."""

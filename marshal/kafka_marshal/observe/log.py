@@ -26,8 +26,6 @@ from rationalizer.marker import count_of
 if TYPE_CHECKING:
     from kafka_marshal.ports import Cluster, LogEntry
 
-__all__ = ["LOOK_STEP_S", "Log", "Source"]
-
 #: What is shown again and again reads the log in such steps (s), so that it costs the broker no more than a member.
 LOOK_STEP_S = LONGEST_STEP_MS / 1000
 

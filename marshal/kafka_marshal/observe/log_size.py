@@ -20,8 +20,6 @@ from kafka_marshal.snapshots.prune import DEFAULT_KEEP
 from kafka_marshal.topic_names import snapshots_topic
 from rationalizer.limits import SNAPSHOT_INTERVAL
 
-__all__ = ["LARGE", "LogSize", "Sizes", "bytes_text", "measure"]
-
 #: More records than this are worth a warning: `who`, `log`, `dump`, an audit and `prune` go through all of them, at
 #: some 60,000 a second and processor; that takes a quarter of an hour from here on.
 LARGE: Final = 50_000_000

@@ -18,8 +18,6 @@ from rationalizer.limits import NOTHING_DONE
 if TYPE_CHECKING:
     from rationalizer import World
 
-__all__ = ["LISTEN_S", "BrokerClock", "LeaseKey", "Meter", "beyond", "listening_s"]
-
 #: The longest wait for a record that shows the broker's time (s): a heartbeat at the default interval of 3 s.
 LISTEN_S = 1.2
 

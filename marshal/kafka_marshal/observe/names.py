@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rationalizer import World
 
-__all__ = ["LogNames", "clients_of", "names_of", "near", "no_group"]
-
 #: The least similarity of a name that is offered, and the most names.
 _ALIKE, _OFFERED = 0.6, 4
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from kafka_marshal.observe.view import View
     from kafka_marshal.ports import Cluster
 
-__all__ = ["STUCK_BATCH_MS", "crowded", "crowded_text", "open_problems", "open_text"]
-
 #: A batch whose worker beats may be in its hands for this long (ms), or three heartbeat intervals.
 STUCK_BATCH_MS = 60_000
 

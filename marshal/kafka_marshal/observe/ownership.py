@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rationalizer import Outcome
     from rationalizer.history import LeaseKey
 
-__all__ = ["Moment", "Ownership", "PieceOwnership", "ended_text", "keys_text", "moment_text", "next_text", "span_json"]
-
 
 @dataclass(slots=True)
 class Moment:

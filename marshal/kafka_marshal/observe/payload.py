@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
-__all__ = ["MOST_BYTES", "Form", "bytes_json", "short", "shown", "utf8"]
-
 Form = Literal["auto", "text", "json", "hex"]
 
 #: Bytes of a value, and of a key or header, that are shown by default.

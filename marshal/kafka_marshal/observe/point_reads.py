@@ -11,8 +11,6 @@ from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.ports import Cluster, DataFault, DataReader, FaultKind, TopicPartition
 from kafka_marshal.rights import grant
 
-__all__ = ["PointReads", "read_at"]
-
 T = TypeVar("T")
 
 #: A gap of at most this many offsets is read through; for a larger one the reader seeks.

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
         WorkerRow,
     )
 
-__all__ = ["KINDS", "Problem", "deleted_text", "places", "problems_of", "too_few"]
-
 #: Kind → the group's state in `status`. Kinds are part of the JSON of `check` and `status`.
 KINDS = {
     "position_lost": "position lost",

@@ -22,28 +22,6 @@ if TYPE_CHECKING:
     from kafka_marshal.observe.verdict import Verdict
     from kafka_marshal.types import OpenMessages, Sharer
 
-__all__ = [
-    "DAY_MS",
-    "FOREIGN_COMMIT",
-    "NO_PROGRESS",
-    "STATES",
-    "GroupRow",
-    "WorkerRow",
-    "LeaseRow",
-    "MemberRow",
-    "PauseRow",
-    "evicted_text",
-    "key_share",
-    "members_of",
-    "partitions_held",
-    "partitions_of",
-    "place_text",
-    "seen_text",
-    "span_text",
-    "state_of",
-    "total",
-]
-
 #: How the reason begins if a holder reports no progress and the cause is not known.
 NO_PROGRESS = "no progress"
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from rationalizer import Lease, Outcome, World
     from rationalizer.leases.shares import Share
 
-__all__ = ["ShareSpans", "done_by"]
-
 
 class ShareSpans:
     """Who shared one lease, from when to when: a span for each share; by batches, its lo and hi are NO_KEY."""

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from kafka_marshal.instance import Instance
     from kafka_marshal.types import OpenMessages, Sharer
 
-__all__ = ["names_of", "parts_of", "process_cells", "process_json"]
-
 #: The most names in a cell of a table.
 _LISTED = 3
 

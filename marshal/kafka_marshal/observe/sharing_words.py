@@ -9,8 +9,6 @@ from rationalizer import ClaimingShare, Lease, Outcome, SettleOffsets, SettlingM
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.wire.records import Done, Opened, Parked
 
-__all__ = ["claim_share", "holders_of", "reason_of_settling", "settle_offsets", "settling"]
-
 #: The most entries that are listed.
 _LISTED = 5
 

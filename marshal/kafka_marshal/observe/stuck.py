@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from kafka_marshal.observe.rows import LeaseRow
     from kafka_marshal.ports import Cluster, Message, TopicPartition
 
-__all__ = ["mark_held_back", "mark_stuck", "mark_verdicts", "waiting_for_all"]
-
 #: The most partitions whose next message is read, and the time for all of them (s).
 PROBED_AT_MOST = 50
 PROBE_S = 2.0

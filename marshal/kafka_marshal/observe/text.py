@@ -12,8 +12,6 @@ from datetime import UTC, datetime, timedelta
 
 from kafka_marshal.visible import visible
 
-__all__ = ["clock_text", "count", "is_absolute", "local_ms", "number", "parse_span", "parse_time", "span", "time_text"]
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 #: Milliseconds in each unit, as people write them.

@@ -13,8 +13,6 @@ from typing import Final
 
 from rationalizer import intervals
 
-__all__ = ["WINDOW_MS", "Verdict", "verdict"]
-
 #: The window (ms).
 WINDOW_MS: Final = 60_000
 

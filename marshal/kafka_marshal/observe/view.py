@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from kafka_marshal.types import Key
     from rationalizer import Group, Outcome, Progress, World
 
-__all__ = ["DataTopics", "View", "why_no_share"]
-
 
 class DataTopics:
     """The topics, as the cluster described them when last asked."""

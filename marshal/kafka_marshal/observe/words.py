@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from rationalizer.history import Span
     from rationalizer.log_hash import LogHash
 
-__all__ = ["dump_changed", "is_beat", "reason", "setting_text", "what", "why_rebalanced"]
-
 _OF_CHECKPOINTS = (BeginCheckpoint, AnswerBarrier, Rollback, KeepCheckpoint)
 
 _OF_GROUP = (

@@ -13,8 +13,6 @@ from types import MappingProxyType
 
 from kafka_marshal.errors import ConfigurationError
 
-__all__ = ["kafka_options"]
-
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 #: Settings with the same meaning → Java's name.

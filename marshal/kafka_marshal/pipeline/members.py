@@ -14,8 +14,6 @@ from kafka_marshal.engine.policies import Policy
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.types import Strategy
 
-__all__ = ["CheckpointCalls", "OfGroup", "make_member"]
-
 
 class OfGroup(TypedDict, total=False):
     """What only members of coordinated groups take; as for :meth:`Marshal.group_ranges`."""

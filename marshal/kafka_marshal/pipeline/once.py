@@ -33,8 +33,6 @@ from kafka_marshal.logs import log
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ALREADY_READ", "Gate"]
-
 #: Marks the message of a refused task, so that the driver recognizes it.
 ALREADY_READ = "this batch was read already"
 

@@ -19,18 +19,6 @@ from kafka_marshal.engine.work.stuck import Stuck
 from kafka_marshal.errors import ConfigurationError, PositionLostError, TopicAbsentError
 from kafka_marshal.types import Key
 
-__all__ = [
-    "MOST_JAVA_MS",
-    "check_options",
-    "check_properties",
-    "first_beyond",
-    "java_properties",
-    "read_ranges",
-    "refuse_lost",
-    "refuse_missing",
-    "without_done",
-]
-
 #: Largest timestamp (ms) of Spark's connector, which counts microseconds in 64 bits.
 MOST_JAVA_MS = (2**63 - 1) // 1000
 

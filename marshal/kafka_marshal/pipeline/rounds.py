@@ -23,8 +23,6 @@ from kafka_marshal.errors import LeaseLostError
 from kafka_marshal.logs import log
 from kafka_marshal.types import Key
 
-__all__ = ["SPARK_IS_GONE", "ClaimedBatch", "Round", "Totals", "batch_id", "tag_of", "tagged", "unless_gone"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

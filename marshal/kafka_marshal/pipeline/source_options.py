@@ -16,8 +16,6 @@ from kafka_marshal.node.config import check_ids, new_client_id
 from kafka_marshal.topic_names import DEFAULT_TOPIC
 from kafka_marshal.types import Start, WhenStuck
 
-__all__ = ["SourceOptions"]
-
 _POLICIES: Mapping[str, type[Policy]] = MappingProxyType({"balanced": Balanced, "greedy": Greedy})
 
 _KNOWN = (

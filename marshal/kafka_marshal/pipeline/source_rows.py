@@ -11,8 +11,6 @@ from kafka_marshal.adapters.headers import headers_of
 from kafka_marshal.adapters.kafka.range_reader import StoredMessage
 from kafka_marshal.runtime import LEAST_STAMP_MS, MOST_STAMP_MS
 
-__all__ = ["to_arrow"]
-
 _FIELDS = [
     pa.field("key", pa.binary()),
     pa.field("value", pa.binary()),

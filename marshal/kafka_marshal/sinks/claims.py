@@ -20,8 +20,6 @@ from kafka_marshal.sinks.fences import SPLIT, Fence, all_keys, covers_all, enter
 from kafka_marshal.types import BatchToken, Key, OpenEpoch, SharedEpoch
 from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = ["Claim", "Progress", "checked", "tokens_of"]
-
 KINDS: Final = ("claimed", "coordinated")
 
 NOTHING_WRITTEN: Final = "Nothing of this transaction was written, and its offsets are not done"

@@ -23,22 +23,6 @@ from kafka_marshal.sinks.claims import NAMED, NOTHING_WRITTEN, Progress, rows_of
 from kafka_marshal.sinks.done_records import Lists, Written
 from kafka_marshal.types import Key
 
-__all__ = [
-    "DONE",
-    "FENCES",
-    "PROGRESS",
-    "TABLES",
-    "Connection",
-    "Database",
-    "Lock",
-    "NotEnteredError",
-    "RollBackError",
-    "Table",
-    "Work",
-    "ended_early",
-    "wrong_shape",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Table:

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from arro3.core import RecordBatch
     from deltalake import CommitProperties, DeltaTable
 
-__all__ = ["DeltaSink", "DeltaTransaction", "DeltaUndo"]
-
 T = TypeVar("T")
 
 #: Commits tried for one transaction. Commits of other partitions do not count: deltalake retries these itself.

@@ -17,8 +17,6 @@ from typing import Any, Final
 from kafka_marshal.sinks.fences import Fence
 from kafka_marshal.types import Key
 
-__all__ = ["BATCHES", "MERGE_EVERY", "DoneRecords", "Lists", "Written"]
-
 #: After this many records of a partition the next transaction merges their rows first. So a table that nothing holds up
 #: has little more rows than that for each partition and writing process.
 MERGE_EVERY: Final = 100

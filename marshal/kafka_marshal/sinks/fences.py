@@ -14,8 +14,6 @@ from typing import Final
 
 from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = ["SPLIT", "Fence", "all_keys", "covers_all", "entered", "epoch_at", "has_key", "overlapping"]
-
 #: (lo, hi, epoch), both hashes inclusive; the epoch as it is stored.
 Fence = tuple[int, int, int]
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 else:
     Connection = Any
 
-__all__ = ["PostgresSink"]
-
 #: The default, if the dsn sets none.
 _CONNECT_TIMEOUT_S = 10
 _APPLICATION_NAME = "kafka-marshal"

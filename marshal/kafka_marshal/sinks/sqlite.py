@@ -14,8 +14,6 @@ from kafka_marshal.sinks.database import TABLES, Lock, Table, ended_early, wrong
 from kafka_marshal.sinks.done_records import Lists
 from kafka_marshal.types import Key
 
-__all__ = ["SqliteSink"]
-
 #: The beginning of SQLite's error name → (what it means, what to do, whether trying again makes sense).
 _WHY = {
     "SQLITE_BUSY": (

@@ -19,8 +19,6 @@ from kafka_marshal.sinks.done_records import interval_merged
 from kafka_marshal.sinks.fences import Fence, covers_all, epoch_at, has_key, overlapping
 from kafka_marshal.types import BatchToken, Key
 
-__all__ = ["Records", "refuse_out_of_order", "require_held", "the_record", "the_records"]
-
 _NOTHING = "Nothing was written"
 
 

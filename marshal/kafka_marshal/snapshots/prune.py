@@ -20,8 +20,6 @@ from kafka_marshal.ports import Cluster
 from kafka_marshal.snapshots.reader import StoredAt
 from kafka_marshal.snapshots.start import CpStart, Difference
 
-__all__ = ["DEFAULT_KEEP", "LEAST_KEEP", "OlderThan", "PrunePlan", "PrunedPartition", "carry_out", "make_plan"]
-
 #: Checked snapshots of each CP that are kept: the newest two, which a start needs (S3), and one more for a start that
 #: finds one of those two damaged.
 DEFAULT_KEEP = 3

@@ -26,8 +26,6 @@ from rationalizer.log_hash import LogHash, encode_hash
 from rationalizer.snapshot import digest_of
 from rationalizer.snapshot_log import encode_state
 
-__all__ = ["SnapshotKeeper"]
-
 #: The longest wait before one's own snapshot is written. Of a hundred members that wait up to 5 s each, two come within
 #: the 50 ms that looking and writing takes; both then write the same bytes, which does no harm.
 JITTER_MS = 5_000.0

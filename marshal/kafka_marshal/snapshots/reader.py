@@ -15,8 +15,6 @@ from rationalizer import World
 from rationalizer.log_hash import LogHash
 from rationalizer.snapshot_log import MalformedPartError, SnapshotParts, StoredSnapshot, decode_part
 
-__all__ = ["SnapshotReader", "StoredAt"]
-
 #: Records of each CP read at first, from its end: two snapshots of one part each, by members at the
 #: same time. Each further step back reads four times as many.
 FIRST_STEP = 4

@@ -18,8 +18,6 @@ from kafka_marshal.snapshots.reader import StoredAt
 from rationalizer import SnapshotError, World
 from rationalizer.log_hash import HashChecks, LogHash, RunningHash
 
-__all__ = ["CpStart", "Difference"]
-
 _NO_PLACE = "is of a place that the log does not have: no record ends there"
 
 

@@ -20,8 +20,6 @@ from kafka_marshal.testing.jars import broker_jars, connector_jars
 from kafka_marshal.testing.java import find_java
 from kafka_marshal.testing.layout import ready_classes
 
-__all__ = ["main"]
-
 #: How long the broker may take to start, and then to end and write the archive: seconds on an idle machine.
 _PATIENCE_S = 120.0
 

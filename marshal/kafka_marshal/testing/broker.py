@@ -36,8 +36,6 @@ from kafka_marshal.testing.java import find_java
 from kafka_marshal.testing.ports import LOOPBACK, is_free
 from kafka_marshal.testing.processes import Processes
 
-__all__ = ["LocalBroker", "LocalCluster"]
-
 #: Attempts to start: another program may take a port between our choice and the broker's bind.
 _ATTEMPTS = 5
 

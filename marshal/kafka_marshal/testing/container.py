@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from testcontainers.core.container import DockerContainer
     from testcontainers.core.network import Network
 
-__all__ = ["ContainerCluster", "engine_answers", "environment"]
-
 _CLIENT_PORT = 9092
 _INTERNAL_PORT = 29092
 _CONTROLLER_PORT = 29093

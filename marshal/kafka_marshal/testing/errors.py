@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from kafka_marshal.errors import MarshalError
 
-__all__ = ["BrokerDiedError", "JarsMissingError", "JavaMissingError", "LocalBrokerError", "PortTakenError"]
-
 
 class LocalBrokerError(MarshalError):
     """A local Kafka could not be started, or not be controlled as requested."""

@@ -37,8 +37,6 @@ from xml.sax.saxutils import quoteattr
 from kafka_marshal.testing.errors import JarsMissingError
 from kafka_marshal.testing.java import find_java, trust_store_options
 
-__all__ = ["BROKER_JARS", "KAFKA_VERSION", "broker_jars", "cache_folder", "connector_jars", "resolve"]
-
 #: The Kafka that the local broker runs.
 KAFKA_VERSION = "4.3.0"
 

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from kafka_marshal.testing.errors import JavaMissingError
 
-__all__ = ["MINIMUM_JAVA", "Java", "find_java", "trust_store_options"]
-
 #: Kafka 4 brokers need Java 17.
 MINIMUM_JAVA = 17
 

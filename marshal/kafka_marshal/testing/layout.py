@@ -20,19 +20,6 @@ from kafka_marshal.testing.java import Java
 from kafka_marshal.testing.ports import LOOPBACK, free_ports
 from kafka_marshal.testing.supervisor import LOCK_FILE
 
-__all__ = [
-    "FOLDER_PREFIX",
-    "JVM_OPTIONS",
-    "BrokerLayout",
-    "cluster_id",
-    "common_settings",
-    "heap",
-    "lay_out",
-    "make_folder",
-    "ready_classes",
-    "sweep",
-]
-
 #: Prefix of our folders in the system's temporary folder.
 FOLDER_PREFIX = "kafka-marshal-broker-"
 

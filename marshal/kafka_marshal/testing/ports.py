@@ -13,8 +13,6 @@ from pathlib import Path
 
 from kafka_marshal.testing.errors import LocalBrokerError
 
-__all__ = ["LOOPBACK", "free_ports", "is_free"]
-
 #: The only address on which local brokers listen.
 LOOPBACK = "127.0.0.1"
 

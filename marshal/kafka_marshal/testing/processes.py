@@ -16,8 +16,6 @@ from pathlib import Path
 from kafka_marshal.testing import supervisor
 from kafka_marshal.testing.errors import LocalBrokerError
 
-__all__ = ["Processes"]
-
 
 class Processes:
     """Processes started by a supervisor, which kills them and removes their folder when this process ends.

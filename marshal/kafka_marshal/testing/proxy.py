@@ -24,8 +24,6 @@ from kafka_marshal import arguments
 from kafka_marshal.testing.errors import LocalBrokerError
 from kafka_marshal.testing.ports import LOOPBACK, free_ports
 
-__all__ = ["Direction", "TcpProxy"]
-
 _CHUNK = 65_536
 #: Buffer of a stalled direction of one connection before its sender is blocked: about 1 MB.
 _CHUNKS_HELD = 16

@@ -27,8 +27,6 @@ from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
 from kafka_marshal.testing.broker import LocalCluster
 from kafka_marshal.testing.errors import LocalBrokerError
 
-__all__ = ["TEST_BOOTSTRAP", "ExternalKafka", "RunningKafka", "open_kafka", "run_broker"]
-
 #: Environment variable with a Kafka for tests. Never the operator's, as tests delete topics.
 TEST_BOOTSTRAP = "KAFKA_MARSHAL_TEST_BOOTSTRAP"
 

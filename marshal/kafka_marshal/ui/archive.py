@@ -34,8 +34,6 @@ from rationalizer.log_hash import LogHash
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-__all__ = ["Archive", "Around", "NotReadError", "read_around", "read_around_moments", "read_dump", "read_kafka"]
-
 #: A history that has grown is saved at this interval (s), and at the end: a start after a kill reads this much again.
 SAVE_S: Final = 300.0
 

@@ -15,8 +15,6 @@ from kafka_marshal.observe.rows import place_text
 from kafka_marshal.visible import visible
 from rationalizer import Group, Outcome, World
 
-__all__ = ["Marks", "Moments"]
-
 #: The most cuts of a partition, and the most marks of a group, that are kept: the last ones.
 MOST_CUTS: Final = 256
 MOST_MARKS: Final = 20_000

@@ -30,8 +30,6 @@ from rationalizer.limits import NOTHING_DONE
 from rationalizer.log_hash import RunningHash
 from rationalizer.plane import Beaten
 
-__all__ = ["GroupHistory", "History", "Pausing", "Rebalanced", "Waiting", "begins", "has", "hash_of"]
-
 #: Records applied per lock acquisition: some milliseconds, then waiting questions are answered.
 SLICE: Final = 128
 

@@ -31,19 +31,6 @@ from rationalizer import World
 from rationalizer.dump import DumpError, DumpReader
 from rationalizer.log_hash import LogHash
 
-__all__ = [
-    "AT_LEAST",
-    "RETRY_S",
-    "RUN",
-    "ProcessLostError",
-    "Progress",
-    "fold",
-    "of_dump",
-    "of_kafka",
-    "processes",
-    "runs",
-]
-
 #: Fewer records are folded by a thread of the page: processes take a second to begin.
 AT_LEAST: Final = 300_000
 

@@ -15,8 +15,6 @@ from kafka_marshal.ui.moments import LISTED, LOOKED_AT, Moment
 from kafka_marshal.visible import visible
 from rationalizer.history import BEFORE, End, Span
 
-__all__ = ["checkpoints", "events", "events_since", "neighbour", "rebalances", "timeline"]
-
 #: Changes of owners within this time (ms) belong to one rebalance of a claimed group.
 BURST_MS: Final = 10_000
 

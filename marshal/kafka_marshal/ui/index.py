@@ -18,8 +18,6 @@ from kafka_marshal.ui.checkpoints import Moments
 from rationalizer.history import End, LeaseKey, Span
 from rationalizer.limits import MAX_HEARTBEAT_INTERVAL_MS, MAX_KEY_HASH
 
-__all__ = ["Events", "KeySpans", "Names", "Pulse", "Sample", "Samples", "Series", "SpanStore"]
-
 #: The most buckets of a series over the whole history: more than a screen has columns.
 MOST_BUCKETS: Final = 2048
 

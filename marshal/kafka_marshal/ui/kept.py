@@ -29,8 +29,6 @@ from kafka_marshal.observe.log import Log
 from kafka_marshal.ui.fold import History, hash_of
 from kafka_marshal.ui.packing import UnpackError, code_digest, pack, unpack
 
-__all__ = ["MOST_BYTES", "MOST_FILES", "KeptIndex", "default_folder"]
-
 FORMAT: Final = "kafka-marshal page index 1"
 
 #: No larger file is written: reading it would take as long as folding the log, and the memory of several logs.

@@ -28,8 +28,6 @@ from kafka_marshal.ui.moments import member_json, natural, waits_json
 from kafka_marshal.ui.sharing import open_message_json, sharer_state, sharing
 from kafka_marshal.visible import visible
 
-__all__ = ["Live"]
-
 #: The interval of pictures (s); if they are slow, they take at most a fifth of the time.
 INTERVAL_S: Final = 1.0
 SHARE: Final = 5

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 from kafka_marshal.ui.fold import GroupHistory, History
 
-__all__ = ["merged"]
-
 
 def merged(parts: Sequence[History]) -> History:
     """The history of all their coordination partitions. The parts are used up."""

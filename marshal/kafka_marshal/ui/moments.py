@@ -30,21 +30,6 @@ from rationalizer.history import BEFORE, Span
 from rationalizer.holes import NO_KEY
 from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
 
-__all__ = [
-    "LISTED",
-    "LOOKED_AT",
-    "Moment",
-    "at_text",
-    "cells",
-    "detail",
-    "diff",
-    "parse_moment",
-    "state",
-    "time_of",
-    "waits_json",
-    "waiting",
-]
-
 #: The most rows of a table in one answer; it contains their number, too.
 LISTED: Final = 500
 

@@ -30,8 +30,6 @@ from rationalizer.groups.history import Assignments, Moved, Rebalance
 from rationalizer.groups.pieces import Piece
 from rationalizer.history import End, Owners, Span
 
-__all__ = ["UnpackError", "code_digest", "pack", "unpack"]
-
 #: What the bytes of a history are of.
 _KINDS: Final[Sequence[type[Any]]] = (
     *(Events, KeySpans, Names, Pulse, Samples, Series, SpanStore, GroupHistory, Pausing, Rebalanced, Waiting),

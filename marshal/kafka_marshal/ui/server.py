@@ -31,8 +31,6 @@ from kafka_marshal.ui.moments import Moment
 from kafka_marshal.ui.steering import ACTIONS, Steering
 from kafka_marshal.visible import visible
 
-__all__ = ["TOKEN_HEADER", "ReadMessage", "application"]
-
 #: Returns the message of a data partition at an offset (*blocking*).
 ReadMessage = Callable[[TopicPartition, int], StoredMessage]
 

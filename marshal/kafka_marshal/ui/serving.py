@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from kafka_marshal.observe.log import Source
     from kafka_marshal.ui.kept import KeptIndex
 
-__all__ = ["SWITCH_S", "Serving"]
-
 #: The interval at which threads take turns: a request does not wait long for the thread that reads the history.
 SWITCH_S: Final = 0.001
 

@@ -11,8 +11,6 @@ from rationalizer import ClaimingShare, Lease, Outcome, World
 from rationalizer.holes import NO_KEY
 from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = ["Sharing", "follow", "gaps", "shared_at", "shared_text"]
-
 #: The most changes of one partition that are kept: the last ones.
 MOST: Final = 128
 

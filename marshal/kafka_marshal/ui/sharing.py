@@ -20,8 +20,6 @@ from kafka_marshal.visible import visible
 from rationalizer.holes import Hole
 from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = ["open_message_json", "sharer_state", "sharing"]
-
 #: The most sharers and open messages, and the most batches of one sharer, in one answer; it says how many more.
 LISTED: Final = 100
 BATCHES: Final = 5

@@ -17,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["ACTIONS", "Job", "Steering", "words_of"]
-
 ACTIONS: Final = ("pause", "resume", "reposition", "evict", "drain", "redrive", "discard")
 
 #: An older dry run is outdated (s).

@@ -23,8 +23,6 @@ from rationalizer import (
 from rationalizer.leases.shares import Share
 from rationalizer.wire.wellformed import REACHED_AND_LEAVES
 
-__all__ = ["LastWill"]
-
 
 def _leaves(group: Group | None, slot: int) -> bool:
     """Whether the log shows that a member leaves at the open barrier: a LeaveGroup would lose what it handed in."""

@@ -32,8 +32,6 @@ from kafka_marshal.watchdog.last_will import LastWill
 from kafka_marshal.watchdog.properties import environment
 from rationalizer import Outcome
 
-__all__ = ["NoRoomError", "Pipe", "Watchdog", "is_supported"]
-
 #: Connections of this process. A forked child may drop its copy of a Marshal and continue to handle its messages. If
 #: that closed the connection, the watchdog would take the worker for dead (see process.py).
 _open: set[socket.socket] = set()

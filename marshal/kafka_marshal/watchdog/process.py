@@ -29,19 +29,6 @@ import time
 from types import ModuleType
 from typing import Any
 
-__all__ = [
-    "ASK",
-    "CONFIG",
-    "FORMAT",
-    "GOODBYE",
-    "LAST_WILL",
-    "LEAVE",
-    "MAX_PACKET_BYTES",
-    "Watch",
-    "pack_config",
-    "pack_lease",
-]
-
 #: Of the packets. A worker that runs on while it is upgraded may start a newer program.
 FORMAT = 1
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 
 from kafka_marshal.errors import ConfigurationError
 
-__all__ = ["environment", "producer_properties"]
-
 #: Only for callbacks that the watchdog does not have.
 _LISTENING = frozenset(
     {"debug", "error_cb", "log_level", "logger", "stats_cb", "statistics.interval.ms", "throttle_cb"}

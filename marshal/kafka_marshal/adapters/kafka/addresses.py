@@ -18,8 +18,6 @@ from confluent_kafka.admin import AdminClient
 from kafka_marshal.adapters.kafka.errors import Troubles
 from kafka_marshal.secret import values_of
 
-__all__ = ["AddressCheck"]
-
 #: An address that has not answered for this long counts as down, and can't mislead anyone.
 ANSWER_S = 10.0
 

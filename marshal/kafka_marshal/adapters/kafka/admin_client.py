@@ -16,9 +16,6 @@ from confluent_kafka.admin import AdminClient
 
 from kafka_marshal.errors import ClosedError
 
-__all__ = ["SharedAdmin"]
-
-
 #: librdkafka's default of metadata.max.age.ms.
 METADATA_MAX_AGE_MS = 900_000
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import re
 
-__all__ = ["ApiVersions"]
-
 #: The debug category of these lines: some for each new connection.
 CATEGORY = "feature"
 

@@ -12,8 +12,6 @@ from kafka_marshal.adapters.kafka.errors import Troubles, is_forbidden, kafka_er
 from kafka_marshal.adapters.kafka.sending import Sending
 from kafka_marshal.ports import Ack
 
-__all__ = ["KafkaAppender"]
-
 
 class KafkaAppender(Sending):
     """An appender over an idempotent librdkafka producer (L1)."""

@@ -46,8 +46,6 @@ from kafka_marshal.rights import grant
 from kafka_marshal.runtime import THREADS, Runtime
 from kafka_marshal.secret import values_of
 
-__all__ = ["KafkaCluster"]
-
 T = TypeVar("T")
 K = TypeVar("K")
 

@@ -27,8 +27,6 @@ from kafka_marshal.errors import ClosedError
 from kafka_marshal.ports import TopicPartition
 from kafka_marshal.rights import grant
 
-__all__ = ["CommittedOffsets"]
-
 #: Wait between two tries of what passes by itself.
 RETRY_S = 0.05
 

@@ -17,8 +17,6 @@ from kafka_marshal.adapters.kafka.reading import SHORTEST_WAIT_S, WARM_UP_TIMEOU
 from kafka_marshal.adapters.kafka.topic_ids import TopicIds
 from kafka_marshal.ports import DataFault, FaultKind, Message, TopicPartition
 
-__all__ = ["KafkaDataReader"]
-
 _ERROR = KafkaMessage.error
 
 

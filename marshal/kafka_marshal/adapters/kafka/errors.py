@@ -26,21 +26,6 @@ from kafka_marshal.rate_limit import RateLimit
 from kafka_marshal.secret import hide
 from rationalizer.travel import Travels
 
-__all__ = [
-    "LOGGER",
-    "RETRY_CODES",
-    "UNKNOWN_CODES",
-    "ForbiddenError",
-    "Troubles",
-    "configuration_error",
-    "fault_kind",
-    "is_forbidden",
-    "is_of_groups",
-    "is_refusal",
-    "kafka_error",
-    "marshal_error",
-]
-
 #: Position outside of the log: start moved up, log cut, topic recreated. With auto.offset.reset=error librdkafka
 #: reports all of these as _AUTO_OFFSET_RESET.
 _RANGE_CODES = frozenset(

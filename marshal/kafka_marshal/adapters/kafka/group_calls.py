@@ -24,8 +24,6 @@ from kafka_marshal.errors import MarshalError
 from kafka_marshal.ports import KafkaGroup, TopicInfo, TopicPartition
 from kafka_marshal.rights import grant
 
-__all__ = ["GroupCalls"]
-
 
 class GroupCalls:
     """What of a cluster is about consumer groups; asked through the cluster's own questions."""

@@ -13,8 +13,6 @@ from weakref import WeakValueDictionary
 
 from kafka_marshal.ports import TopicInfo
 
-__all__ = ["Looks", "looks_with"]
-
 #: What is older than this is useless, and dropped.
 KEPT_S = 60.0
 

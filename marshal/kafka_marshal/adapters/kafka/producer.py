@@ -22,8 +22,6 @@ from kafka_marshal.adapters.kafka.errors import (
 from kafka_marshal.adapters.kafka.sending import Sending
 from kafka_marshal.ports import FaultKind
 
-__all__ = ["ANY_PARTITION", "CLOSED_CODES", "TOO_LARGE_CODES", "KafkaProducer"]
-
 #: The partitioner decides.
 ANY_PARTITION = -1
 

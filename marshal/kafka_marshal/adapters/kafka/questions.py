@@ -28,8 +28,6 @@ from kafka_marshal.errors import ClosedError
 from kafka_marshal.ports import TopicPartition
 from kafka_marshal.rights import grant
 
-__all__ = ["RETRY_S", "Questions"]
-
 T = TypeVar("T")
 K = TypeVar("K")
 

@@ -21,8 +21,6 @@ from kafka_marshal.ports import FaultKind, Message
 from kafka_marshal.rights import grant
 from kafka_marshal.secret import values_of
 
-__all__ = ["StoredMessage", "read_range"]
-
 #: Messages of one step: enough that a step's own cost does not matter, few enough to stay in the processor's caches.
 STEP = 10_000
 

@@ -24,8 +24,6 @@ from confluent_kafka import Message as KafkaMessage
 from kafka_marshal.adapters.kafka.errors import Troubles, configuration_error
 from kafka_marshal.errors import ClosedError
 
-__all__ = ["LONGEST_WAIT_S", "WARM_UP_TIMEOUT_S", "SHORTEST_WAIT_S", "Pace", "Reading", "partition_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Pace:

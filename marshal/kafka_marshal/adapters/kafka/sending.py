@@ -15,8 +15,6 @@ from confluent_kafka import KafkaException, Producer
 from kafka_marshal.adapters.kafka.errors import Troubles, configuration_error, is_forbidden, kafka_error
 from kafka_marshal.errors import ClosedError
 
-__all__ = ["Sending"]
-
 #: The longest that the first record waits for the first connection; see _warm_up().
 WARM_UP_S = 0.05
 

@@ -19,8 +19,6 @@ from enum import StrEnum
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.guard import Guard, report
 
-__all__ = ["LARGE_BATCH", "SMALL_BATCH", "Role", "addresses", "check", "check_addresses", "guarded", "properties"]
-
 
 def guarded(name: str, value: object) -> object:
     """A value of a configuration as librdkafka may get it."""

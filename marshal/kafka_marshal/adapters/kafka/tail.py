@@ -16,8 +16,6 @@ from kafka_marshal.adapters.kafka.reading import LONGEST_WAIT_S, WARM_UP_TIMEOUT
 from kafka_marshal.errors import ClosedError
 from kafka_marshal.ports import FaultKind, LogEntry, TailBatch, TailFault
 
-__all__ = ["KafkaTail"]
-
 #: The most records one read returns. A batch that fits the caches is drained a quarter faster than one of 5,000: the
 #: garbage collector, too, meets fewer objects that still live.
 BATCH = 500

@@ -10,8 +10,6 @@ from __future__ import annotations
 import logging
 import re
 
-__all__ = ["TopicIds"]
-
 #: The debug category of that line: some lines for each answer about topics, none for messages.
 CATEGORY = "metadata"
 

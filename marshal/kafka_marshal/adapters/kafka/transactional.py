@@ -26,8 +26,6 @@ from kafka_marshal.adapters.kafka.sending import WARM_UP_S
 from kafka_marshal.adapters.kafka.settings import LARGE_BATCH, SMALL_BATCH
 from kafka_marshal.ports import DELIVERY_TIMEOUT_MS, FaultKind, TopicPartition
 
-__all__ = ["Batches", "KafkaTransactionalProducer"]
-
 _FENCED_CODES = frozenset(
     {
         KafkaError._FENCED,

@@ -16,8 +16,6 @@ from kafka_marshal.adapters.producing import Headers
 from kafka_marshal.errors import ClosedError
 from kafka_marshal.ports import Ack
 
-__all__ = ["MemoryAppender", "MemoryProducer", "Partitioner", "murmur2"]
-
 _MASK = 0xFFFFFFFF
 _FACTOR = 0x5BD1E995
 _SEED = 0x9747B28C

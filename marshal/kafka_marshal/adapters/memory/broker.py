@@ -17,8 +17,6 @@ from kafka_marshal.adapters.memory.transactions import Transactions
 from kafka_marshal.errors import CoordinationTopicError, ProduceError
 from kafka_marshal.ports import TopicInfo, TopicPartition
 
-__all__ = ["MemoryBroker", "MemoryMessage"]
-
 #: Kafka's defaults of topic settings; those that the library reads.
 TOPIC_DEFAULTS: Mapping[str, str] = {
     "cleanup.policy": "delete",

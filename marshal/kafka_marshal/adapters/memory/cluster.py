@@ -14,8 +14,6 @@ from kafka_marshal.errors import ClosedError, KafkaUnavailableError, MarshalErro
 from kafka_marshal.ports import DELIVERY_TIMEOUT_MS, KafkaGroup, TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.runtime import THREADS, Runtime
 
-__all__ = ["MemoryCluster", "unanswered"]
-
 
 class MemoryCluster:
     """A client's view of a :class:`~kafka_marshal.adapters.memory.broker.MemoryBroker`."""

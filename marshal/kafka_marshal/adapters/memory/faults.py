@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-__all__ = ["AppendFate", "Faults"]
-
 
 class AppendFate(StrEnum):
     """The result of one record that a client appends."""

@@ -26,8 +26,6 @@ from kafka_marshal.ports import (
     TopicPartition,
 )
 
-__all__ = ["MemoryDataReader", "MemoryTail", "entry_of", "outside"]
-
 T = TypeVar("T")
 
 #: The most records one read of the tail returns.

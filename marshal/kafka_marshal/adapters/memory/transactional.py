@@ -17,8 +17,6 @@ from kafka_marshal.adapters.memory.transactions import At
 from kafka_marshal.adapters.producing import Headers
 from kafka_marshal.ports import TopicPartition
 
-__all__ = ["MemoryTransactionalProducer"]
-
 T = TypeVar("T")
 
 

@@ -17,8 +17,6 @@ from kafka_marshal.adapters import transactions
 from kafka_marshal.adapters.producing import Headers
 from kafka_marshal.ports import TopicPartition
 
-__all__ = ["At", "Transactions"]
-
 #: The brokers' transaction.max.timeout.ms.
 MAX_TIMEOUT_MS = 900_000
 

@@ -34,8 +34,6 @@ from rationalizer import (
     codes,
 )
 
-__all__ = ["LeaseRecords"]
-
 
 class Host(Protocol):
     """The engine, as far as claims need it."""

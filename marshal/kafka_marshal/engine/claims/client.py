@@ -17,8 +17,6 @@ from kafka_marshal.errors import MarshalError
 from rationalizer import ClaimingMessages, CommitRanges, Progress, SettlingMessages
 from rationalizer.holes import Hole
 
-__all__ = ["ClaimsClient", "Prior"]
-
 
 class Prior:
     """The leases of a group, by topic, at the time of creation."""

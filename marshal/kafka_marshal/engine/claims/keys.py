@@ -25,8 +25,6 @@ from rationalizer.holes import Hole, Holes
 from rationalizer.limits import MAX_INTERVALS, NOTHING_DONE
 from rationalizer.wire.records import Done, Opened, Parked
 
-__all__ = ["KeyLease", "KeyParts", "KeySource"]
-
 #: In heartbeat intervals: how long a partition is left alone after a claim was refused, and after one was as HELD: our
 #: replica shows when that ends.
 REST, HELD_REST = 0.5, 0.1

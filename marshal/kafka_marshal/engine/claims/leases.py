@@ -29,8 +29,6 @@ from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, MAX_BATCH_ENTRIES,
 from rationalizer import BeatEntry, ClaimingPartition, Heartbeat, HeartbeatBatch, Lease, Record, ReleasingPartition
 from rationalizer.limits import MAX_INTERVALS
 
-__all__ = ["HeldLease", "LeaseBook", "LeaseState", "UnseenClaims"]
-
 
 @dataclass(slots=True)
 class _Unseen:

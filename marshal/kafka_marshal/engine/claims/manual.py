@@ -10,8 +10,6 @@ from kafka_marshal.engine.effects import Key, Outbox
 from kafka_marshal.engine.plane import HandIn
 from rationalizer import ClaimingMessages, CommitRanges, codes
 
-__all__ = ["Answer", "ManualLease"]
-
 
 @dataclass(slots=True)
 class Answer:

@@ -17,8 +17,6 @@ from kafka_marshal.engine.settings import EXPIRY_JITTER_SHARE, EngineSettings, p
 from kafka_marshal.types import Key
 from rationalizer import Lease, World, route_lease
 
-__all__ = ["Peers", "holders", "vacant_since"]
-
 
 class Peers:
     """The group's leases as this client sees them."""

@@ -20,8 +20,6 @@ from kafka_marshal.engine.policies import (
 )
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 
-__all__ = ["Placement"]
-
 #: Claims in flight before the first answer, and answers for each further claim in flight. So a single member has
 #: 5,000 within 20 round trips, and one of several sees the others before it has too many.
 FIRST_CLAIMS = 16

@@ -24,8 +24,6 @@ from kafka_marshal.engine.policies import (
 from kafka_marshal.engine.settings import EngineSettings
 from rationalizer.intervals import lag
 
-__all__ = ["PolicyView"]
-
 
 class PolicyView:
     """The partitions of one consumer, as shown to its policy."""

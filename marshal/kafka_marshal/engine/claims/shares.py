@@ -19,8 +19,6 @@ from rationalizer.leases.shares import Share
 if TYPE_CHECKING:
     from rationalizer.wire.records import Take
 
-__all__ = ["WRONG_MODE_REST", "ShareLease", "ShareSource"]
-
 #: In heartbeat intervals: what another mode has left is claimed when our replica shows that it is done, or after this.
 WRONG_MODE_REST = 10.0
 

@@ -32,8 +32,6 @@ from rationalizer import (
 )
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
-__all__ = ["AppliedRecords", "Host"]
-
 #: Records about a group that no member's session depends on (G8).
 SENDERLESS = (BeginCheckpoint, Rollback, KeepCheckpoint)
 

@@ -28,8 +28,6 @@ from kafka_marshal.engine.subscription import Subscription
 from rationalizer import Outcome, World
 from rationalizer.levels import GROUPS_LEVEL
 
-__all__ = ["GroupClient"]
-
 
 class GroupClient:
     """The source of a consumer's partitions: a :class:`~kafka_marshal.engine.plane.PartitionSource`."""

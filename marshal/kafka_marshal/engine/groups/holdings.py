@@ -21,8 +21,6 @@ from kafka_marshal.types import SharedEpoch
 from rationalizer import Piece
 from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = ["Holdings"]
-
 
 class Holdings:
     """Starts and ends pieces, and updates their proof, which is the member's (T4)."""

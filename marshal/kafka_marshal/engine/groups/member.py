@@ -35,8 +35,6 @@ from rationalizer import (
 from rationalizer.groups.machine import member_id_of
 from rationalizer.wire.wellformed import REFUSED
 
-__all__ = ["MemberState", "Membership", "TopicReports"]
-
 #: A report waits for up to this share of the session, since another member may report the same (G12).
 REPORT_SHARE = 1 / 20
 

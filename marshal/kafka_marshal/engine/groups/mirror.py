@@ -17,8 +17,6 @@ from kafka_marshal.types import Key
 from rationalizer import Group, Member, Progress
 from rationalizer.holes import first_open
 
-__all__ = ["LONGEST_RETRY_MS", "MIRROR_MS", "REFRESH_MS", "SETTLE_MS", "Mirror", "Position"]
-
 #: Changed positions are committed at this interval (ms), in one request.
 MIRROR_MS = 5_000.0
 

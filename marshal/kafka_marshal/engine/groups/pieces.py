@@ -11,8 +11,6 @@ from kafka_marshal.types import Key
 from rationalizer import Group, Piece
 from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH
 
-__all__ = ["NOT_OURS", "REVOKED", "HeldPiece", "LettingGo", "part_of"]
-
 #: Why a partition is released when it is assigned to another member.
 REVOKED = "it is assigned to another member"
 

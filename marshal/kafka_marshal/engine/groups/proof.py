@@ -10,8 +10,6 @@ from kafka_marshal.engine.proofs import Proof, Proofs
 from kafka_marshal.engine.settings import proof_margin_ms
 from rationalizer import Group
 
-__all__ = ["MemberProof", "Witness"]
-
 #: Jitter: when a session runs out, others beat within this share of it, so that of many members few do.
 WITNESS_SHARE = 1 / 20
 

@@ -22,9 +22,6 @@ from kafka_marshal.types import Key
 from rationalizer import codes
 from rationalizer.levels import CHECKPOINTS_LEVEL, FIRST_LEVEL, GROUPS_LEVEL
 
-__all__ = ["below_level", "refusal_of", "unasked"]
-
-
 TAKEN_FOR_DEAD = "this member was silent for longer than its session, and was taken for dead; it joins again"
 
 

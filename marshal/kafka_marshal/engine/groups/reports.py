@@ -15,8 +15,6 @@ from rationalizer import CommitEntry, CommitOffsets, SettleOffsets, codes
 from rationalizer.limits import MAX_COMMIT_RANGES
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
-__all__ = ["GroupReports"]
-
 #: Entries of one CommitOffsets. 1,000 entries of the longest names stay below the 900,000 bytes of L1.
 MAX_ENTRIES = 1_000
 

@@ -14,8 +14,6 @@ from rationalizer import Piece, Progress, World
 from rationalizer.holes import Hole
 from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = ["GroupView", "covers", "meant_for", "owned_by", "owned_since", "span_of", "tokens_of"]
-
 
 class GroupView:
     """A :class:`~kafka_marshal.engine.plane.PartitionView` of a coordinated group; it changes nothing."""

@@ -33,9 +33,6 @@ from rationalizer import Progress, codes
 from rationalizer.leases.shares import Share
 from rationalizer.wire.records import SettlingMessages, Take
 
-__all__ = ["BatchRun", "SharedAssignment", "SharedConsumer", "SharedDelivery", "aside_of"]
-
-
 #: A member with messages in flight reads the log in steps of this length (ms): its next take is due by time.
 BUSY_STEP_MS = 100.0
 

@@ -17,8 +17,6 @@ from rationalizer.holes import Hole
 from rationalizer.leases.shares import Share
 from rationalizer.limits import NOTHING_DONE
 
-__all__ = ["ALONE_AFTER", "CRASHED", "Crowd", "Desk", "Given", "Seat"]
-
 #: The reason of a message that no member has survived.
 CRASHED = "CRASHED"
 

@@ -12,8 +12,6 @@ from kafka_marshal.engine.work.assignment import Assignment, Stage
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.positions import Positions
 
-__all__ = ["KeyConsumer"]
-
 
 class KeyPositions(Positions):
     """Where the group begins is looked up before the claim of some keys: the first one sets it for all (B3)."""

@@ -9,8 +9,6 @@ from typing import Final
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.timing import Speed
 
-__all__ = ["Pace"]
-
 #: Before anything was measured: messages for each millisecond, and the time (ms) from append to applied.
 FIRST_RATE: Final = 0.2
 FIRST_ANSWER_MS: Final = 10.0

@@ -15,8 +15,6 @@ from kafka_marshal.engine.shares.tracking import BatchBuffer
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 
-__all__ = ["READ_ON", "NewMessages", "Shelf"]
-
 #: The reader continues to the next batch by reading if it is at most this many offsets away, else by a seek.
 READ_ON = 1_000
 

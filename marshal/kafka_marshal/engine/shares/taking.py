@@ -15,8 +15,6 @@ from kafka_marshal.engine.shares.timing import Free, count, drawn_wait, worth_it
 from rationalizer.limits import MAX_SETTLED_OFFSETS
 from rationalizer.wire.records import Take
 
-__all__ = ["Taker", "Taking", "Work"]
-
 #: A take that is due within this time (ms) is waited for in the log, not in the reader of messages.
 SOON_MS = 60.0
 

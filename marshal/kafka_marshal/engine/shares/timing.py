@@ -10,8 +10,6 @@ from __future__ import annotations
 from math import ceil, inf
 from typing import Final, NamedTuple
 
-__all__ = ["LINGER_MS", "Free", "Speed", "count", "drawn_wait", "worth_it_at"]
-
 #: The oldest free message waits this long (ms) for others, so that they share a record.
 LINGER_MS: Final = 20.0
 

@@ -10,8 +10,6 @@ from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 from rationalizer import Progress
 
-__all__ = ["BatchBuffer", "BatchTracker"]
-
 
 class BatchBuffer(Buffer):
     """Messages of our batches, in offset order. ``fetch_next``: the next one from the reader."""

@@ -43,21 +43,6 @@ from kafka_marshal.ports import Message
 from rationalizer import Progress
 from rationalizer.limits import NOTHING_DONE
 
-__all__ = [
-    "REPORTING",
-    "Assignment",
-    "Grant",
-    "Mover",
-    "Origin",
-    "Run",
-    "Stage",
-    "TakingOver",
-    "TakingStep",
-    "Tracker",
-    "live_stable",
-    "stable_of",
-]
-
 
 class Stage(StrEnum):
     """The stage of an assignment."""

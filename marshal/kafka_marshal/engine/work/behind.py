@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from kafka_marshal.ports import Message
 
-__all__ = ["HANGS_MS", "HeldBack", "LeftBehind", "given_up", "lasting"]
-
 #: Where one message is tried at a time, a handler that has worked for longer than this (ms) does not count.
 HANGS_MS = 10_000.0
 

@@ -12,8 +12,6 @@ from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.tracker import Tracker
 from kafka_marshal.ports import Message
 
-__all__ = ["Buffer"]
-
 
 class Buffer:
     """Messages in offset order, between the reader and the user."""

@@ -29,8 +29,6 @@ from kafka_marshal.engine.work.schedule import Schedule
 from kafka_marshal.engine.work.settlements import Settlements
 from kafka_marshal.ports import Message
 
-__all__ = ["ConsumerEngine", "done_of"]
-
 
 def done_of(consumer: ConsumerEngine, assignment: Assignment) -> tuple[tuple[int, int], ...]:
     """What of its partition is done for every key, and not open: ascending, inclusive (F4). It may be over.

@@ -12,8 +12,6 @@ from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
 from kafka_marshal.engine.work.delivery import Delivery
 from rationalizer import Progress
 
-__all__ = ["Cutting"]
-
 
 class Cut(Mover, Protocol):
     """A consumer, as Cutting sees it."""

@@ -23,8 +23,6 @@ from kafka_marshal.engine.work.purgatory import Finished
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 
-__all__ = ["Delivery"]
-
 
 class Delivery:
     """The hand-out side of one consumer. All methods are called under the shell's lock."""

@@ -16,9 +16,6 @@ from kafka_marshal.engine.work.settling import Entries
 from kafka_marshal.ports import Message
 from rationalizer import codes
 
-__all__ = ["Grants"]
-
-
 #: Messages of the first batch if several partitions are held: it shows how long a message takes.
 FIRST_TURN = 100
 

@@ -7,8 +7,6 @@ from typing import Protocol
 from kafka_marshal.engine.work.assignment import Mover, Run
 from kafka_marshal.engine.work.delivery import Delivery
 
-__all__ = ["Hand", "Delivers"]
-
 #: The most messages of a hand. An interrupt puts back all messages that have not left: the next hand is then smaller,
 #: twice what was handed out of the last one, at least LEAST_HAND. The size doubles with each hand.
 HAND_SIZE = 10_000

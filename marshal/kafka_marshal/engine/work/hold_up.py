@@ -10,8 +10,6 @@ from collections.abc import Collection, Iterable
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.work.hand import Delivers
 
-__all__ = ["hold_up", "hold_up_stuck"]
-
 
 def hold_up(
     consumer: Delivers, fetched: Collection[Key], held_up: Collection[Key], room: int, now: float

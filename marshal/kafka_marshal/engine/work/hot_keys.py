@@ -17,8 +17,6 @@ from kafka_marshal.engine.work.run import Run
 from kafka_marshal.ports import Message
 from kafka_marshal.runtime import Lock
 
-__all__ = ["COUNTERS", "HotKey", "HotKeys", "LoopKeys", "SpaceSaving"]
-
 #: Counters of a partition.
 COUNTERS = 32
 

@@ -18,9 +18,6 @@ from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 from kafka_marshal.types import BatchToken
 
-__all__ = ["InLanes"]
-
-
 #: A message in flight that this many later ones wait for is logged as open: one hole, and not a gap for each.
 BLOCKED = 1_000
 

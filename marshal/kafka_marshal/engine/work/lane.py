@@ -13,8 +13,6 @@ from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 from kafka_marshal.types import BatchToken
 
-__all__ = ["Handlers", "Lane", "Lock", "Owner", "Partition"]
-
 
 class Lane:
     """The messages of one key of one partition that are in flight."""

@@ -7,8 +7,6 @@ from math import ceil
 
 from kafka_marshal.ports import Message
 
-__all__ = ["FIRST_READ", "InFlight", "mean_bytes"]
-
 #: Memory of a message besides its value (bytes): two Python objects, and librdkafka's part.
 MESSAGE_BYTES = 500
 

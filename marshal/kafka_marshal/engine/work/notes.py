@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Told", "Watch"]
-
 
 class Told:
     """What was reported to the log of an assignment, and when to resend it."""

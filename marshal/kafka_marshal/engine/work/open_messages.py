@@ -19,8 +19,6 @@ from kafka_marshal.ports import Message
 from rationalizer import Progress, codes, key_hash
 from rationalizer.holes import NO_KEY, NO_OWNER, Hole
 
-__all__ = ["Mine", "OpenMessages", "Try", "Wary", "hash_of", "take_back"]
-
 #: The reader continues to the next open message by reading if it is at most this many offsets away, else by a seek.
 READ_ON = 1_000
 

@@ -16,8 +16,6 @@ from kafka_marshal.engine.work.lanes import HeldBack, lasting
 from kafka_marshal.engine.work.run import first_in_hand
 from kafka_marshal.engine.work.stuck import SAID_EVERY_MS
 
-__all__ = ["OWED_AFTER_MS", "Owed"]
-
 #: What to do, for people.
 HANDLER = "Find out what its handler waits for, or restart the process"
 THREAD = "Find out what the thread that has it waits for: its next call ends this"

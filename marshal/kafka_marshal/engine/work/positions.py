@@ -20,8 +20,6 @@ from rationalizer import codes
 from rationalizer.holes import Hole
 from rationalizer.limits import MAX_OFFSET, NOTHING_DONE
 
-__all__ = ["Positions"]
-
 #: Why a partition is released in which messages are open that its consumer does not handle.
 IN_THE_WAY = "messages of it are open, which this consumer does not handle"
 #: Why no position counts in a topic that was deleted and recreated.

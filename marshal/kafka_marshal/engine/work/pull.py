@@ -19,9 +19,6 @@ from typing import NamedTuple
 from kafka_marshal.engine.work.assignment import Grant, Run
 from kafka_marshal.engine.work.hand import Delivers, Hand
 
-__all__ = ["AwaitGrant", "End", "Fetch", "GrantedPull", "Pull", "Step", "Take", "Wait", "Wanted"]
-
-
 #: The most messages read, without waiting, after a turn was ended early: other partitions may have some.
 READ_BETWEEN_TURNS = 10_000
 

@@ -19,8 +19,6 @@ from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 
-__all__ = ["BLOCK_MESSAGES", "GATHER_MS", "Block", "Finished", "Purgatory"]
-
 #: A transaction has at most this many messages.
 BLOCK_MESSAGES = 500
 

@@ -16,8 +16,6 @@ from kafka_marshal.engine.work.assignment import Assignment, Grant, Mover
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.run import Run as RunOf
 
-__all__ = ["MAX_LEFT_OUT", "OffsetRange", "RangeDelivery", "RangeRun", "fair_shares"]
-
 #: The most intervals that a range leaves out; it ends before the next one. Each is a condition checked for every row.
 MAX_LEFT_OUT = 100
 

@@ -20,8 +20,6 @@ from kafka_marshal.engine.work.schedule import Schedule
 from kafka_marshal.engine.work.tracker import beyond
 from rationalizer.limits import MAX_COMMIT_RANGES
 
-__all__ = ["Revocation"]
-
 #: Losses after which what was done is reported, with the release.
 _GIVES_BACK: Final = (
     *(Loss.UNPROVEN, Loss.HANDLER_TIMEOUT, Loss.POSITION, Loss.KAFKA_OFFSET, Loss.OPEN, Loss.TOPIC_GONE),

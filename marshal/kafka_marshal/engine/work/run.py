@@ -17,8 +17,6 @@ from kafka_marshal.engine.readings import reading
 from kafka_marshal.ports import Message
 from kafka_marshal.types import BatchToken
 
-__all__ = ["ALL", "Run", "Taken", "first_in_hand", "offset_of"]
-
 #: In ``Taken.out``: all of its messages have left.
 ALL = sys.maxsize
 

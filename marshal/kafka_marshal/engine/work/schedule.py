@@ -10,8 +10,6 @@ from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.positions import Positions
 
-__all__ = ["Schedule"]
-
 
 class Timed(Mover, Protocol):
     """A consumer, as its schedule sees it."""

@@ -19,8 +19,6 @@ from kafka_marshal.errors import KeyRangeError
 from rationalizer import Progress, codes
 from rationalizer.limits import MANY_HOLES, MAX_HOLES
 
-__all__ = ["Settlements"]
-
 #: A warning about entries that the log rejected comes at most this often (ms).
 WARNED_EVERY_MS = 60_000.0
 

@@ -16,8 +16,6 @@ from rationalizer import Progress, codes
 from rationalizer.holes import NO_OWNER
 from rationalizer.wire.records import Done, Opened, Parked
 
-__all__ = ["Entries", "Kind", "Settled", "Settling", "Request"]
-
 #: Entries of one record. With the longest reasons they stay below the 900,000 bytes of L1.
 MAX_ENTRIES = 5_000
 

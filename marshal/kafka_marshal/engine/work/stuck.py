@@ -17,17 +17,6 @@ from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
 from kafka_marshal.errors import PartitionStuckError, PositionLostError
 from kafka_marshal.ports import TopicInfo
 
-__all__ = [
-    "LOOK_UP_AGAIN_MS",
-    "STUCK_AFTER_MS",
-    "UNREADABLE",
-    "Stuck",
-    "StuckPartitions",
-    "larger",
-    "unreadable",
-    "unrepresentable",
-]
-
 #: A failed read is retried, and mostly succeeds: report it only after it has failed this long (ms).
 STUCK_AFTER_MS = 1_000.0
 

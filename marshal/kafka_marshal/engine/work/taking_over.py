@@ -22,8 +22,6 @@ from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage, 
 from kafka_marshal.engine.work.topic_mark import KAFKA_COUNTS, kafka_counts, split
 from kafka_marshal.topic_names import DEFAULT_TOPIC
 
-__all__ = ["FIRST_RETRY_MS", "LONGEST_RETRY_MS", "TakeOvers", "is_ours", "metadata_of", "other_log"]
-
 #: How long (ms) to wait after a failure; doubled with each further one, up to the longest.
 FIRST_RETRY_MS = 200.0
 LONGEST_RETRY_MS = 10_000.0

@@ -23,20 +23,6 @@ if TYPE_CHECKING:
     from kafka_marshal.ports import TopicInfo
     from rationalizer import Progress
 
-__all__ = [
-    "FIRST_MARK",
-    "KAFKA_COUNTS",
-    "Marked",
-    "POSITION_LOST",
-    "TopicIds",
-    "TopicMarks",
-    "counts_in",
-    "kafka_counts",
-    "mark_of",
-    "split",
-    "why_lost",
-]
-
 #: Each reason begins with this.
 POSITION_LOST = "position lost"
 

@@ -17,8 +17,6 @@ from kafka_marshal.ports import Message
 from rationalizer import Progress
 from rationalizer.limits import MAX_OFFSET, NOTHING_DONE
 
-__all__ = ["Tracker", "beyond"]
-
 
 def _consecutive(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
     """The first and last number of each stretch without a gap; the numbers must ascend."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from kafka_marshal.pipeline.audit.job import Runner
     from kafka_marshal.pipeline.audit.snapshots import SnapshotRecord
 
-__all__ = ["Below", "read_archive"]
-
 
 @dataclass(frozen=True, slots=True)
 class _File:

@@ -15,8 +15,6 @@ from kafka_marshal.pipeline.audit.plan import SourceLog
 from rationalizer.dump import DumpError, DumpHeader, DumpReader, header_line
 from rationalizer.log_hash import LogHash
 
-__all__ = ["dump_to_parquet", "header_of_dump", "records_of_dump"]
-
 #: Smallest part of a dump that is worth a task.
 _LEAST_BYTES = 16 * 1024 * 1024
 

@@ -22,17 +22,6 @@ from kafka_marshal.errors import AuditError
 from kafka_marshal.pipeline.audit.schemas import LOG, TABLES, Row
 from rationalizer.dump import DumpHeader
 
-__all__ = [
-    "LogWriter",
-    "Piece",
-    "TableFiles",
-    "has_statistics",
-    "header_of",
-    "pieces_of",
-    "read_pieces",
-    "refuse_unsorted",
-]
-
 #: Rows of a row group of the log: a task of modest memory can hold several.
 _GROUP_ROWS: Final = 65_536
 _GROUP_BYTES: Final = 8 * 1024 * 1024

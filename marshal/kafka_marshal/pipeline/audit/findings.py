@@ -16,8 +16,6 @@ from rationalizer import World
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Findings", "PartitionFindings", "Violation"]
-
 
 @dataclass(frozen=True, slots=True)
 class Violation:

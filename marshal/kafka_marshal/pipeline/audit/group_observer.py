@@ -41,8 +41,6 @@ from rationalizer.history import BEFORE
 from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.wire.wellformed import RETIRE, START
 
-__all__ = ["GROUP_TYPES", "GroupObserver"]
-
 GROUP_TYPES: Final = frozenset({*range(JOIN, CONFIGURE + 1), BEGIN, ANSWER, ROLLBACK, KEEP})
 
 

@@ -12,8 +12,6 @@ from rationalizer.history import BEFORE, LeaseKey
 from rationalizer.holes import NO_KEY, NO_OWNER, Hole, Holes
 from rationalizer.progress import Progress
 
-__all__ = ["EndedRun", "HoleObserver", "OpenRun", "Sender", "hole_row", "progress_of", "with_history"]
-
 #: Rows that are buffered before they are written: one record may close 10,000 holes.
 KEPT_ROWS: Final = 16_384
 

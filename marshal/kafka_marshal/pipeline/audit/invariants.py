@@ -22,8 +22,6 @@ from rationalizer.intervals import Intervals, union
 from rationalizer.leases.shares import Share
 from rationalizer.limits import NOTHING_DONE, STALE_AFTER_INTERVALS
 
-__all__ = ["Kind", "Watched", "WatchedShare"]
-
 
 class Kind(StrEnum):
     """The kinds of violations."""

@@ -14,8 +14,6 @@ from kafka_marshal.errors import AuditError, MarshalError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["InProcess", "OnSpark", "Runner", "is_spark_running"]
-
 A = TypeVar("A")
 R = TypeVar("R")
 

@@ -32,8 +32,6 @@ from rationalizer.history import BEFORE, End, LeaseKey, Owners, Span
 from rationalizer.intervals import Intervals
 from rationalizer.wire.records import KINDS
 
-__all__ = ["Loose", "Observer", "ownership_row"]
-
 #: Rows that are buffered before they are written.
 KEPT_ROWS: Final = 16_384
 

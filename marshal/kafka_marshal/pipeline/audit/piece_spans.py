@@ -15,8 +15,6 @@ from rationalizer import Piece
 from rationalizer.groups.assignors import NOBODY
 from rationalizer.history import BEFORE
 
-__all__ = ["EndedPiece", "PieceSpan", "PieceSpans", "Place", "assignment_row", "joined", "overlay", "parts_of"]
-
 #: (group, topic, partition)
 Place = tuple[str, str, int]
 

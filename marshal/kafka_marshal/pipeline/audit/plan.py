@@ -16,8 +16,6 @@ from kafka_marshal.pipeline.audit.snapshots import Claims
 from kafka_marshal.pipeline.audit.task import Checkpoint
 from rationalizer.log_hash import LogHash
 
-__all__ = ["CutLog", "Segment", "SourceLog", "cut"]
-
 #: Fewer records than this are not worth a task.
 LEAST_RECORDS = 50_000
 

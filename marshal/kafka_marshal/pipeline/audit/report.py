@@ -21,8 +21,6 @@ from kafka_marshal.pipeline.audit.plots import Bar, Line, bars, histogram, lines
 from rationalizer.holes import NO_KEY
 from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = ["LogEnds", "write_report"]
-
 _LEASE: Final = ["group", "topic", "topic_partition"]
 
 #: Leases and tenures in the chart of tenures.

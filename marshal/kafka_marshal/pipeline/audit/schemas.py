@@ -10,8 +10,6 @@ from typing import Final
 
 import pyarrow as pa
 
-__all__ = ["LOG", "TABLES", "Row"]
-
 #: A row before it is written: its values except `partition`, which is the same in all of a file.
 Row = tuple[object, ...]
 

@@ -12,8 +12,6 @@ from rationalizer import ClaimingMessages, Heartbeat, Lease, Outcome, ReleasingP
 from rationalizer.history import BEFORE, End
 from rationalizer.holes import NO_KEY
 
-__all__ = ["ShareObserver", "share_row"]
-
 #: A share that was silent for more than 2·HI ended by another sharer's take, or for room (B3, B4).
 EXPIRED: Final = "expired"
 

@@ -11,8 +11,6 @@ from rationalizer import SnapshotError
 from rationalizer.log_hash import LogHash
 from rationalizer.snapshot_log import SnapshotParts, StoredSnapshot
 
-__all__ = ["Claims", "SnapshotRecords", "claims_of", "extract"]
-
 #: (partition, offset, value) of each record of the snapshots topic, in order within a partition.
 SnapshotRecord = tuple[int, int, bytes | None]
 

@@ -22,18 +22,6 @@ from rationalizer.marker import count_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "DumpSource",
-    "Opened",
-    "ParquetSource",
-    "Source",
-    "by_partition",
-    "count_by_marker",
-    "parquet_files",
-    "records_of_parquet",
-    "source_of_file",
-]
-
 _COLUMNS = ("partition", "offset", "timestamp", "value")
 
 

@@ -13,8 +13,6 @@ from kafka_marshal.pipeline.audit.schemas import TABLES, Row
 from kafka_marshal.pipeline.audit.task import TaskResult
 from rationalizer.history import LeaseKey
 
-__all__ = ["statistics_rows"]
-
 _LEASE = ["partition", "group", "topic", "topic_partition"]
 
 #: how → (name of the statistic, its column).

@@ -14,8 +14,6 @@ from kafka_marshal.pipeline.audit.share_observer import share_row
 from kafka_marshal.pipeline.audit.task import TaskResult
 from rationalizer.history import BEFORE, LeaseKey, Span
 
-__all__ = ["Stitched", "stitch"]
-
 _TAKEOVERS = [name for name in TABLES["takeovers"].names if name != "partition"]
 _TIME, _FROM, _UNOWNED = (_TAKEOVERS.index(name) for name in ("time", "from_client", "unowned_ms"))
 

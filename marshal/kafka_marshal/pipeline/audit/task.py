@@ -21,8 +21,6 @@ from kafka_marshal.pipeline.audit.observer import Loose, Observer
 from rationalizer import World
 from rationalizer.log_hash import HashChecks, LogHash
 
-__all__ = ["Checkpoint", "Difference", "Task", "TaskResult", "run_task"]
-
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:

@@ -13,8 +13,6 @@ from kafka_marshal.pipeline.audit.task import TaskResult
 from rationalizer.intervals import union
 from rationalizer.log_hash import LogHash
 
-__all__ = ["changes", "notices_of_hashes", "notices_of_offsets", "vouched"]
-
 #: Ranges of one CP that are listed one by one.
 _NAMED = 5
 

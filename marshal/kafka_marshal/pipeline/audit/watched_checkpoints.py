@@ -16,8 +16,6 @@ from rationalizer.groups.pieces import NEVER
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.wire.wellformed import REACHED_AND_LEAVES, REFUSED
 
-__all__ = ["ANSWER", "BEGIN", "KEEP", "ROLLBACK", "Answered", "Done", "WatchedCheckpoints"]
-
 BEGIN: Final = 23
 ANSWER: Final = 24
 ROLLBACK: Final = 25

@@ -20,8 +20,6 @@ from rationalizer.done_through import KeyPiece
 from rationalizer.groups.pieces import NEVER
 from rationalizer.wire.wellformed import LET_GO
 
-__all__ = ["Event", "WatchedGroup", "WatchedMember"]
-
 JOIN, BEAT, LEAVE, COMMIT, TOPICS, CONFIGURE = range(16, 22)
 SETTLE = 29
 

@@ -35,8 +35,6 @@ from kafka_marshal.types import Key
 from rationalizer import Lease, Record, ReleasingPartition, SettlingMessages, World, codes, route_lease
 from rationalizer.holes import Hole
 
-__all__ = ["BatchChecks", "is_waiting"]
-
 Place = tuple[Key, int]
 
 #: What can keep a member from beating, and what loses its reports, too; and for how long after it (HI).

@@ -9,8 +9,6 @@ from kafka_marshal.testing.simulation.living import Living
 from kafka_marshal.types import Key
 from rationalizer.groups.checkpoints import Version
 
-__all__ = ["UNOWNED", "Callbacks"]
-
 #: Why a piece comes that no member owned.
 UNOWNED = frozenset({"joined", "rollback", "positions"})
 

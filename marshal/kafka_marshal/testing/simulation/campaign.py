@@ -31,8 +31,6 @@ from kafka_marshal.testing.simulation.stall_detector import HANGS
 from kafka_marshal.testing.simulation.story import Result, simulate_one
 from kafka_marshal.types import Delivery
 
-__all__ = ["Report", "lasting", "load_worker", "name_of", "simulate"]
-
 
 def load_worker(name: str) -> Worker:
     """The function that ``package.module:function`` or ``path/to/file.py:function`` names."""

@@ -11,8 +11,6 @@ from kafka_marshal.testing.simulation.process import Job, Process, Store, Worker
 from kafka_marshal.testing.simulation.scenario import Scenario
 from kafka_marshal.testing.simulation.workers import built_in, host_of
 
-__all__ = ["RESTART_INTERVALS", "Clients"]
-
 #: An ended worker is restarted after this many HI.
 RESTART_INTERVALS = 0.5
 

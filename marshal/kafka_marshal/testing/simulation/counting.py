@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.scenario import Scenario
     from kafka_marshal.testing.simulation.scheduler import Scheduler
 
-__all__ = ["Counted"]
-
 #: No state was saved.
 NOWHERE = 0
 

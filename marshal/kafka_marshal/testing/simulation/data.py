@@ -12,8 +12,6 @@ from kafka_marshal.testing.simulation.scenario import Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.types import Key
 
-__all__ = ["Data"]
-
 #: Mean number of messages in a burst.
 BURST = 12
 #: The messages of this many HI exist at the start.

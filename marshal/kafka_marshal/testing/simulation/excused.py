@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from kafka_marshal.testing.simulation.scenario import Scenario
 from kafka_marshal.types import Key
 
-__all__ = ["Excused"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Beginning:

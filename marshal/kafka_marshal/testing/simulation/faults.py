@@ -19,8 +19,6 @@ from kafka_marshal.testing.simulation.scenario import Fault, Scenario
 from kafka_marshal.types import Key
 from rationalizer import Rollback, encode, route_group
 
-__all__ = ["PAUSE_INTERVALS", "Faults"]
-
 #: Longest duration of an admin's pause if no one ends it (HI).
 PAUSE_INTERVALS = 10
 #: Consecutive offsets without a message.

@@ -12,8 +12,6 @@ from kafka_marshal.engine.settings import proof_margin_ms
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.types import Key
 
-__all__ = ["Held", "holdings", "last_proof", "longest_trust_ms", "margin_ms", "member", "overlap"]
-
 Held = HeldLease | HeldPiece
 
 

@@ -14,8 +14,6 @@ from kafka_marshal.client.shared import ShareConsumer, SharedBatch
 from kafka_marshal.testing.simulation.process import Job
 from kafka_marshal.testing.simulation.scenario import Client
 
-__all__ = ["settle_by_hand", "work_in_batches"]
-
 #: The share of messages that are set aside, of batches of which the rest is given back, and of slow messages.
 PARKED, GIVEN_BACK, SLOW, SLOW_INTERVALS = 0.004, 0.05, 0.005, 1.0
 #: With handlers: the share of tries that fail, and of messages whose last one fails, too.

@@ -21,8 +21,6 @@ from kafka_marshal.testing.simulation.scenario import Client, Counting
 from kafka_marshal.testing.simulation.touched import place_of
 from kafka_marshal.types import Key
 
-__all__ = ["PLANNED", "work_with_checkpoints"]
-
 #: In the message of each error that the story plans.
 PLANNED = "as this story has it"
 

@@ -11,8 +11,6 @@ from kafka_marshal.client.handling import Hooks, Retry
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.testing.simulation.process import Job
 
-__all__ = ["work_in_lanes"]
-
 #: The share of attempts that fail, and of last attempts among them that fail nevertheless.
 FAILING, LAST_FAILING = 0.1, 0.1
 #: The share of attempts with a final failure, the same if calls are interrupted, and the share that ends the process.

@@ -12,8 +12,6 @@ from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.testing.simulation.process import Job
 from kafka_marshal.testing.simulation.touched import place_of
 
-__all__ = ["work_in_parks"]
-
 #: The share of tries of good messages that fail; the last one does not.
 FAILING = 0.08
 #: The share of tries that end the process in an orderly way, and of slow ones; by how much at most (HI).

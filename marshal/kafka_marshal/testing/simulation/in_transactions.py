@@ -14,8 +14,6 @@ from kafka_marshal.errors import KafkaUnavailableError, LeaseError, TransactionE
 from kafka_marshal.testing.simulation.outputs import OUTPUTS, output_partition
 from kafka_marshal.testing.simulation.process import Job
 
-__all__ = ["TIMEOUTS", "work_in_transactional_lanes", "work_in_transactions"]
-
 #: Choices of ``transaction_timeout`` (s).
 TIMEOUTS = (1.0, 2.0, 5.0)
 #: The share of blocks that end with an exception.

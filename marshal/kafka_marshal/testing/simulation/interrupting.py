@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.living import Trouble
     from kafka_marshal.testing.simulation.scheduler import Scheduler, Task
 
-__all__ = ["Interrupted", "Interrupting", "TornReadError", "interrupted_between"]
-
 T = TypeVar("T")
 
 #: An interrupted call is interrupted at one of its first points, at most this one.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FAULTS", "Client", "Counting", "Fault"]
-
 #: Kinds of faults and their weights.
 FAULTS: dict[str, float] = {
     "crash": 5,  # kill -9; started again after ``intervals``

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.scenario import Scenario, Terms
     from kafka_marshal.testing.simulation.scheduler import Scheduler
 
-__all__ = ["NOT_NEEDED", "Accounts", "Granted", "Holders", "Ledger", "Seen"]
-
 
 @dataclass(slots=True)
 class Seen:

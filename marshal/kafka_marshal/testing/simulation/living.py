@@ -9,8 +9,6 @@ from typing import Any, Protocol
 
 from kafka_marshal.node.driver import Driver
 
-__all__ = ["End", "Host", "Living", "Trouble"]
-
 
 @dataclass(slots=True)
 class Trouble:

@@ -55,9 +55,6 @@ if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.scenario import Scenario
     from kafka_marshal.testing.simulation.scheduler import Scheduler
 
-__all__ = ["MemberInvariants"]
-
-
 #: HI for which a member may continue once its replica shows a pause.
 PAUSE_GRACE_INTERVALS = 1.0
 #: HI after which a release that the log does not show must have been sent again.

@@ -11,8 +11,6 @@ from kafka_marshal.types import Key
 if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.scenario import Scenario
 
-__all__ = ["Ordering"]
-
 
 class Ordering:
     """Checks the order of a story's handlers, if it has one and no user's worker takes part."""

@@ -8,8 +8,6 @@ from zlib import crc32
 from kafka_marshal.adapters.memory import MemoryBroker
 from kafka_marshal.types import Key
 
-__all__ = ["OUTPUTS", "Outputs", "OUTPUT_PARTITIONS", "output_partition"]
-
 #: The topic that workers produce to; each record names its input.
 OUTPUTS = "outputs"
 OUTPUT_PARTITIONS = 3

@@ -19,8 +19,6 @@ from rationalizer.holes import Hole
 if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.scenario import Scenario
 
-__all__ = ["BAD_EVERY", "Parking"]
-
 #: Of this number of messages, one always fails; the reason under which it is set aside.
 BAD_EVERY = 13
 BAD, CRASHED = "BadError", "CRASHED"

@@ -13,8 +13,6 @@ from kafka_marshal.testing.simulation.network import BROKER_EPOCH_MS
 from kafka_marshal.testing.simulation.process import Process, Worker
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 
-__all__ = ["simulated_stdlib"]
-
 _NS = 1_000_000_000
 
 

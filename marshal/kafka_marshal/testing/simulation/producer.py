@@ -17,8 +17,6 @@ from kafka_marshal.testing.simulation.living import Living
 from kafka_marshal.testing.simulation.runtime import SHORTEST_MS
 from kafka_marshal.testing.simulation.scheduler import Scheduler, Task
 
-__all__ = ["Carrier", "SimulatedProducer"]
-
 #: Retry interval while no broker is reachable (ms).
 TRY_EVERY_MS = 5.0
 

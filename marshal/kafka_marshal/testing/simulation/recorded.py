@@ -7,8 +7,6 @@ from typing import Protocol
 from rationalizer import Outcome, World
 from rationalizer.log_hash import Entry, LogHash, RunningHash
 
-__all__ = ["Judge", "Recorded", "state_of"]
-
 
 def state_of(world: World) -> tuple[object, ...]:
     """(next offset, log time, level, pauses, rows of each plane); of what is mutable a copy."""

@@ -17,8 +17,6 @@ from kafka_marshal.testing.simulation.scheduler import Over, Scheduler, Task
 if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.living import Living
 
-__all__ = ["SimulatedRuntime"]
-
 T = TypeVar("T")
 
 #: Longest time that a woken thread takes to run (ms).

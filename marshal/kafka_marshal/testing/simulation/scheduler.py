@@ -19,8 +19,6 @@ except ModuleNotFoundError:
     needs("simulation", "greenlet")
     raise
 
-__all__ = ["Over", "Scheduler", "Task"]
-
 #: Raised in a waiting task when the simulation is over.
 Over = GreenletExit
 

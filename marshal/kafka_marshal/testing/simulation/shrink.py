@@ -11,8 +11,6 @@ from dataclasses import replace
 from kafka_marshal.testing.simulation.scenario import Client, Fault, Scenario
 from kafka_marshal.testing.simulation.story import Result
 
-__all__ = ["shrink"]
-
 #: The story is first cut at this multiple of the virtual time at which the promise broke.
 AFTER = 1.05
 

@@ -17,8 +17,6 @@ from types import FrameType
 from kafka_marshal.testing.simulation.checks import Checks
 from kafka_marshal.testing.simulation.scheduler import Over, Scheduler
 
-__all__ = ["HANGS", "failing_on_hangs"]
-
 #: The promise that such a turn breaks.
 HANGS = "hangs"
 #: Real time between two checks; a turn found by two of them hangs. Turns take milliseconds, and an overloaded or

@@ -40,8 +40,6 @@ from rationalizer.marker import marker
 from rationalizer.wire.records import Kind
 from rationalizer.wire.unpacking import Message
 
-__all__ = ["RAISED", "Result", "decoded_once", "failing_on_errors", "simulate_one"]
-
 #: The promise that such a line breaks.
 RAISED = "raised"
 

@@ -24,8 +24,6 @@ from rationalizer import (
     codes,
 )
 
-__all__ = ["holds", "in_flight_of", "key_of", "name_of", "place_of", "touched"]
-
 
 def touched(record: Record, outcome: Outcome) -> list[tuple[Key, str]]:
     """The leases that an accepted record concerns, each with its outcome."""

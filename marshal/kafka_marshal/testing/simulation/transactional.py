@@ -13,8 +13,6 @@ from kafka_marshal.testing.simulation.living import Living
 from kafka_marshal.testing.simulation.runtime import SHORTEST_MS
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 
-__all__ = ["SimulatedTransactionalProducer", "wait_until"]
-
 T = TypeVar("T")
 
 #: Retry interval while no broker is reachable, or an answer is awaited (ms).

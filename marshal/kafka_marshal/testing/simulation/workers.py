@@ -31,8 +31,6 @@ from kafka_marshal.testing.simulation.interrupting import Interrupted
 from kafka_marshal.testing.simulation.process import Host, Job, Worker
 from kafka_marshal.testing.simulation.scenario import Client, Counting
 
-__all__ = ["HAND_PARTITIONS", "HAND_TOPIC", "built_in", "host_of"]
-
 T = TypeVar("T")
 
 #: Topic and partitions of the worker that claims by hand.

@@ -30,8 +30,6 @@ from rationalizer.groups.checkpoints import Barrier
 from rationalizer.limits import MAX_COMMIT_ENTRIES, MAX_WRITTEN_BYTES
 from rationalizer.wire.wellformed import REACHED, REACHED_AND_LEAVES, REFUSED
 
-__all__ = ["Answering", "OneBarrier"]
-
 #: Draining may take this share of a barrier's time, and of what a leaver has left; then the answer goes.
 MOST_DRAIN_SHARE = 0.9
 

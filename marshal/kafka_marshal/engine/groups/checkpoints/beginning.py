@@ -13,8 +13,6 @@ from kafka_marshal.engine.settings import CheckpointOptions
 from rationalizer import BeginCheckpoint
 from rationalizer.groups.checkpoints import PASSING, Barrier
 
-__all__ = ["Beginning"]
-
 #: A hand-over begins this long after the last rebalance, jittered up to twice that, so that one barrier serves several;
 #: but at most LONGEST_WAIT_MS after the first revocation that waits.
 SETTLE_MS = 100.0

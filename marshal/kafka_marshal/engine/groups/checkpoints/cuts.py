@@ -15,8 +15,6 @@ from kafka_marshal.engine.work.tracker import beyond
 from rationalizer import CommitEntry, Progress
 from rationalizer.limits import MAX_COMMIT_RANGES
 
-__all__ = ["Cut", "Cutter", "Saving", "left_means", "places"]
-
 #: How many partitions one text names.
 _MOST_NAMED: Final = 10
 

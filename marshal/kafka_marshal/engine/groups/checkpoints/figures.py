@@ -6,8 +6,6 @@ from collections import Counter
 
 from kafka_marshal.engine.figures import Distribution, Histogram
 
-__all__ = ["CheckpointFigures"]
-
 #: Upper ends of buckets (s): saving and restoring may take minutes.
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 

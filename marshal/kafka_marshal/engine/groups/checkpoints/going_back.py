@@ -10,8 +10,6 @@ from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.errors import ConfigurationError
 from rationalizer import Outcome, Rollback, codes
 
-__all__ = ["GoingBack"]
-
 
 class GoingBack:
     """Appends a Rollback until the group has gone back, by this or by another one."""

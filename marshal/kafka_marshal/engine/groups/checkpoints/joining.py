@@ -14,8 +14,6 @@ from kafka_marshal.errors import ConfigurationError, MarshalError
 from rationalizer import BeginCheckpoint, Group, Tick, World
 from rationalizer.levels import CHECKPOINTS_LEVEL
 
-__all__ = ["JoinGate", "open_messages_text"]
-
 
 class JoinGate:
     """Compares a member's policy with what its group does, and begins the first checkpoint."""

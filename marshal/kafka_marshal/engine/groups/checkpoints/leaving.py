@@ -9,8 +9,6 @@ from kafka_marshal.engine.groups.checkpoints.shown import Shown
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.plane import Work
 
-__all__ = ["Leaving"]
-
 
 class Leaving:
     """When one member leaves, and how."""

@@ -25,8 +25,6 @@ from rationalizer import AnswerBarrier, BeginCheckpoint, Outcome, Rollback, Worl
 from rationalizer.groups.checkpoints import Barrier
 from rationalizer.wire.wellformed import REFUSED
 
-__all__ = ["MemberCheckpoints"]
-
 
 class MemberCheckpoints:
     """A :class:`~kafka_marshal.engine.plane.Checkpointing`."""

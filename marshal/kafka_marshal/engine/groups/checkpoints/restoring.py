@@ -15,8 +15,6 @@ from kafka_marshal.engine.groups.view import GroupView
 from kafka_marshal.engine.plane import Work
 from kafka_marshal.engine.work.topic_mark import split
 
-__all__ = ["Restoring"]
-
 
 @dataclass(slots=True)
 class Attempt:

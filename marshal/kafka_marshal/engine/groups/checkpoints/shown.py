@@ -13,8 +13,6 @@ from rationalizer.groups.checkpoints import Answer, Barrier, Checkpoints
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.wire.wellformed import REACHED_AND_LEAVES
 
-__all__ = ["Shown", "within"]
-
 
 class Shown:
     """Reads the log; it changes nothing."""

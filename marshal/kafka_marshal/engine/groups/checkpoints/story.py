@@ -13,8 +13,6 @@ from rationalizer.groups.pieces import NEVER
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.wire.wellformed import REACHED_AND_LEAVES
 
-__all__ = ["Story", "WhyCame"]
-
 WhyCame = Literal["joined", "handed_over", "lost", "rollback", "positions"]
 
 #: No member.
