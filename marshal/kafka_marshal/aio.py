@@ -1,4 +1,4 @@
-"""kafka-marshal for asyncio: the same names, to be awaited (docs/asyncio.md)."""
+"""kafka-marshal for asyncio: the same names, to be awaited (docs/threads.md)."""
 
 from kafka_marshal.client.aio import Consumer, GroupConsumer, Marshal
 

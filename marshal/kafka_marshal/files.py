@@ -5,6 +5,7 @@ For checkpoints' states and for archives of a log. A path is relative, with slas
 
 from __future__ import annotations
 
+import fcntl
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -49,6 +50,11 @@ class Files(ABC):
     @abstractmethod
     def delete(self, paths: list[str]) -> None:
         """What is gone already does not matter."""
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Waits for another process with such a block here, if the place can tell; a bucket can't."""
+        yield
 
 
 def files_at(place: str, *, make: bool, storage_options: Mapping[str, Any] | None = None) -> Files:
@@ -130,6 +136,17 @@ class FolderFiles(Files):
         for path in paths:
             with self._here():
                 (self._path / path).unlink(missing_ok=True)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._here():
+            folder = os.open(self._path, os.O_RDONLY)
+        try:
+            with self._here():
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
 
     @contextmanager
     def _here(self) -> Iterator[None]:

@@ -7,11 +7,13 @@ import hashlib
 import json
 from base64 import b64encode
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from kafka_marshal.admin import Admin
 from kafka_marshal.archive import Archive
+from kafka_marshal.archive.stored import Draft, FileName
 from kafka_marshal.errors import ArchiveError, ConfigurationError, LogCutError
 from kafka_marshal.files import FilesError, FolderFiles
 from kafka_marshal.observe.log import Log
@@ -149,6 +151,27 @@ def test_two_at_once_write_no_harm(kept: Kept) -> None:
     kept.prune(400)
     whole(kept)
     assert kept.archive(verify=True).is_whole
+
+
+def test_two_at_once_into_one_folder_take_turns(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one finds what the first has written: no two files begin at one offset."""
+    kept.write(FILE + 50)
+    others, write = [], Archive.write
+
+    def while_another_begins(self: Archive, draft: Draft, end: int) -> FileName:
+        if not others:
+            others.append(Thread(target=kept.archive))
+            others[0].start()
+            others[0].join(0.2)  # it waits for this one: it would be done by now
+            assert others[0].is_alive()
+        return write(self, draft, end)
+
+    monkeypatch.setattr(Archive, "write", while_another_begins)
+    kept.archive()
+    others[0].join()
+    names = [path.name[:19] for path in kept.paths() if path.parent.name == "0"]
+    assert len(names) == len(set(names)) > 1
+    assert kept.archive().records == 0
 
 
 @pytest.mark.parametrize("place", [0, 1, -1])

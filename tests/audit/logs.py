@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 from rationalizer import World
-from rationalizer.dump import DumpHeader, DumpRecord, header_line, record_line
+from rationalizer.dump import DumpHeader, DumpLines, DumpRecord, header_line, record_line
 from rationalizer.log_hash import RunningHash, encode_hash
 from rationalizer.snapshot_log import encode_snapshot, encode_state
 from tests.rationalizer.strategies import Entry, by_seed, write_log
@@ -61,13 +62,12 @@ class WholeLog:
         return {cp: self.world(cp).digest() for cp in range(self.partitions)}
 
     def write_dump(self, path: Path) -> Path:
-        """Write a dump in which CPs take turns, as D1 allows."""
-        lines = [header_line(DumpHeader(TOPIC, self.partitions))]
-        longest = max(map(len, self.entries.values()), default=0)
-        for place in range(longest):
-            for cp, entries in self.entries.items():
-                if place < len(entries):
-                    lines.append(record_line(DumpRecord(cp, *entries[place])))
+        """Write a dump in which CPs take turns, as D1 allows, with hashes and bounds (D5)."""
+        of_all = [self.entries.get(cp, ()) for cp in range(self.partitions)]
+        bounds = tuple((entries[0][0], entries[-1][0] + 1) if entries else (0, 0) for entries in of_all)
+        lines = [header_line(DumpHeader(TOPIC, self.partitions, bounds))]
+        of_cps = [[*(of_cp := DumpLines(cp)).take(entries), *of_cp.end()] for cp, entries in self.entries.items()]
+        lines += [line for turn in zip_longest(*of_cps) for line in turn if line is not None]
         path.write_text("\n".join(lines) + "\n")
         return path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from kafka_marshal.pipeline.audit.invariants import Kind
 from kafka_marshal.pipeline.audit.sources import DumpSource
 from rationalizer import Tick, encode
 from rationalizer.dump import DumpHeader, DumpLines, header_line
+from rationalizer.limits import SNAPSHOT_INTERVAL
 from rationalizer.log_hash import RunningHash, encode_hash
 from tests.audit.group_logs import random_group_log
 from tests.audit.logs import TOPIC, WholeLog, random_log
@@ -102,7 +104,7 @@ LOGS: dict[str, Callable[[], WholeLog]] = {
 
 def audited(log: WholeLog, folder: Path, dump: Path | None = None) -> Findings:
     snapshots = log.write_snapshots(folder / "snapshots.jsonl") if log.snapshots else None
-    with Audit(DumpSource(dump or log.write_dump(folder / "log.jsonl"), snapshots), tables=False) as audit:
+    with Audit(DumpSource(dump or write_hashed_dump(log, folder / "log.jsonl"), snapshots), tables=False) as audit:
         return audit.run()
 
 
@@ -138,7 +140,15 @@ def test_a_log_as_members_read_it_is_clean(kind: str, tmp_path: Path) -> None:
     log.store_snapshots(EVERY)
     findings = audited(log, tmp_path)
     assert findings.is_clean
-    assert not any("vouches" in notice or "hash" in notice for notice in findings.notices)
+    assert findings.unvouched == []
+    young = [text for text in findings.notices if "hash" in text]
+    behind = [
+        f"{cp} from offset {entries[4 * EVERY - 1][0] + 1} to {entries[-1][0]}"
+        for cp, entries in log.entries.items()
+        if len(entries) > 4 * EVERY
+    ]
+    assert len(young) == bool(behind)
+    assert all(f"no hash of members covers partition(s) {', '.join(behind)} yet" in text for text in young)
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -165,36 +175,67 @@ def test_a_dump_that_was_cut_or_lacks_records_says_so(tmp_path: Path) -> None:
     lines = dump.read_text().splitlines()
     dump.write_text("\n".join([*lines[:40], *lines[43:90]]) + "\n")
     findings = audited(log, tmp_path, dump)
-    gap, end, hashes = findings.notices
+    gap, other = findings.notices
     assert gap.startswith("partition 0: 3 offset(s) between the first and the last record have none, the first of")
+    assert other.startswith("the hashes of the dump show changes since it was written")
+    end, bare = findings.unvouched
     assert end == "partition 0: the dump ends at offset 89, and the log reached to 100 when it was written: it was cut"
-    assert hashes.startswith("nothing vouches for the log of partition(s) 0: no member has stored a hash")
+    assert bare.startswith("partition 0: the dump carries no hash of offsets 0 to 88, where kafka-marshal dump writes")
+    dump.write_text("\n".join([lines[0], *lines[50:]]) + "\n")
+    findings = audited(log, tmp_path, dump)
+    assert "partition 0: the dump begins at offset 49, and the log at 0 when it was written: what was between" in (
+        " ".join(findings.unvouched)
+    )
+
+
+def test_a_dump_without_hashes_or_bounds_is_not_vouched_for(tmp_path: Path) -> None:
+    log = LOGS["claims"]()
+    bare_dump = log.write_dump(tmp_path / "bare.jsonl")
+    bare_dump.write_text(re.sub(r', "(hash": "\w+"|bounds": .*\]\])', "", bare_dump.read_text()))
+    findings = audited(log, tmp_path, bare_dump)
+    assert findings.is_clean
+    assert findings.verdict.endswith("; not all of it is vouched for")
+    bounds, *bare = findings.unvouched
+    assert bounds.startswith("the dump does not say where its log began and ended")
+    assert [text.split(",")[0] for text in bare] == [
+        f"partition {cp}: the dump carries no hash of offsets 0 to {log.entries[cp][-1][0]}" for cp in (0, 1)
+    ]
+    assert audited(log, tmp_path).unvouched == []
+
+
+def test_a_hash_that_members_should_have_stored_by_now(tmp_path: Path) -> None:
+    """Twice the interval is late; a log that is younger has none, and is not wrong."""
+    value = encode(Tick("1", "x", "g"))
+    for count, missing in ((2 * SNAPSHOT_INTERVAL, False), (2 * SNAPSHOT_INTERVAL + 1, True)):
+        log = WholeLog(1, {0: [(offset, offset, value) for offset in range(count)]})
+        log.snapshots = {0: [b"nothing"]}
+        findings = audited(log, tmp_path)
+        assert any("no stored hash covers offsets 0 to" in text for text in findings.unvouched) == missing
+        assert any("no hash of members covers partition(s) 0 from" in text for text in findings.notices) != missing
 
 
 def test_what_is_vouched_for(tmp_path: Path) -> None:
     log = LOGS["claims"]()
     findings = audited(log, tmp_path)
-    assert any("nothing vouches for the log of partition(s) 0, 1" in notice for notice in findings.notices)
     assert [each.vouched for each in findings.partitions] == [0, 0]
     log.store_hashes(EVERY)
     del log.snapshots[0][1]
     hole = log.entries[0][EVERY - 1][0] + 1, log.entries[0][2 * EVERY - 1][0]
     findings = audited(log, tmp_path)
     assert findings.is_clean
-    assert f"partition 0: no stored hash covers offsets {hole[0]} to {hole[1]}: a change there is not noticed" in (
-        findings.notices
-    )
+    (bare,) = findings.unvouched
+    assert bare.startswith(f"partition 0: no stored hash covers offsets {hole[0]} to {hole[1]}, where members store")
     end = log.entries[0][4 * EVERY - 1][0] + 1
     assert findings.partitions[0].vouched == end - (hole[1] + 1 - hole[0])
     assert findings.partitions[1].vouched == log.entries[1][4 * EVERY - 1][0] + 1
 
 
-def test_a_log_that_lacks_its_last_records_is_a_notice(tmp_path: Path) -> None:
+def test_a_log_that_lacks_its_last_records_is_not_vouched_for(tmp_path: Path) -> None:
     log = LOGS["claims"]()
     log.store_hashes(EVERY)
     del log.entries[0][-3:]
     findings = audited(log, tmp_path)
-    assert any("1 stored hash(es) reach beyond the log's end" in notice for notice in findings.notices)
+    assert any("1 stored hash(es) reach beyond the log's end" in text for text in findings.unvouched)
 
 
 def test_two_hashes_of_the_same_records_that_differ_are_a_violation(tmp_path: Path) -> None:

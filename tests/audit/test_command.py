@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.node.replica import Replica
+from kafka_marshal.pipeline import session
 from kafka_marshal.pipeline.audit import audit as audit_module
 from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import (
@@ -177,11 +178,20 @@ def test_a_report_of_one_group_or_a_no_that_names_one(spark: SparkSession, comma
     dump = tmp_path / "log.jsonl"
     dump.write_bytes(log.dump)
     ran = command("audit", dump, "--out", tmp_path / "out", "--group", "delays")
-    assert ran.status == 0, ran.err
+    assert ran.status == 4, ran.err  # this dump carries no hashes
+    assert "partition 0: the dump carries no hash of offsets 0 to 1, where kafka-marshal dump writes one" in ran.err
     assert "billing" not in (tmp_path / "out" / "report.html").read_text()
     mistyped = command("audit", dump, "--group", "delay")
     assert mistyped.status == 1
     assert "no group 'delay'; did you mean 'delays'?" in mistyped.err
+
+
+def test_a_file_needs_no_connector(
+    spark: SparkSession, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jars that are not in the cache can't be downloaded everywhere, and a file is read without them."""
+    monkeypatch.setattr(session, "connector_jars", lambda: pytest.fail("a file was to be read"))
+    assert command("audit", random_log(4, 50).write_dump(tmp_path / "log.jsonl")).status == 0
 
 
 # -- wrong use ---------------------------------------------------------------------------------------------------------

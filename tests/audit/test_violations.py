@@ -261,7 +261,7 @@ def test_an_upgrade_beyond_this_release_ends_the_replay(tmp_path: Path) -> None:
 def test_an_empty_log(tmp_path: Path) -> None:
     log = WholeLog(3, {0: []})
     with audited(log, tmp_path) as findings:
-        assert findings.verdict == "0 violations in 0 records"
+        assert findings.verdict.startswith("0 violations in 0 records")
         assert findings.digests == {cp: World(cp, 3).digest() for cp in range(3)}
 
 

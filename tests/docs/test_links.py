@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.test_house_rules import our_files
+from kafka_marshal.instance import RELEASE
+from rationalizer.levels import SUPPORTED_LEVEL
+from tests.test_house_rules import MODULES, our_files, setup_cfg
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (".github", "docs", "examples")
@@ -43,6 +45,37 @@ def test_its_links_lead_somewhere(page: Path) -> None:
 def test_its_nested_lists_are_indented_by_four(page: Path) -> None:
     """With two spaces the site shows one flat list."""
     assert re.findall(r"^ {1,3}[-*] .*$", without_code(page), re.M) == []
+
+
+def shown_by_commands(page: Path) -> str:
+    """What the blocks of a page show that a terminal printed."""
+    return "\n".join(re.findall(r"^```(?:console)?\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_its_levels_and_releases_are_those_of_this_release(page: Path) -> None:
+    shown = shown_by_commands(page)
+    # As init prints the level, and status --members the release, between the PID and a time.
+    assert set(re.findall(r"number at \d+; level (\d+)", shown)) <= {str(SUPPORTED_LEVEL)}
+    assert set(re.findall(r"^\S+ .*\d  +(\d+\.\d+\.\d+)  ", shown, re.M)) <= {RELEASE}
+
+
+def test_readme_names_each_extra_and_installs_what_its_commands_need() -> None:
+    config = setup_cfg()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    extras = set(config["options.extras_require"]) - {"dev", "docs"}
+    assert set(re.findall(r"`\[([a-z]+)\]`", readme)) == extras
+    assert "`pip install 'kafka-marshal[cli]'`" in readme
+
+
+def test_the_pages_that_the_code_names_are_there() -> None:
+    named = {
+        name
+        for path in MODULES.values()
+        for name in re.findall(r"docs/(?:protocol/)?[a-z0-9-]+\.md", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 10
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
 def test_readme_has_at_most_fifteen_links() -> None:

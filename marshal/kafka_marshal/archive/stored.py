@@ -16,6 +16,7 @@ import re
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import chain
@@ -219,6 +220,15 @@ class Archive:
             first, end, since, until = map(int, match.groups()[:4])
             names.append(FileName(partition, first, end, since, until, match[5]))
         return join(names)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Waits until no other process writes to this archive in a folder. Raises ArchiveError."""
+        try:
+            with self._files.alone():
+                yield
+        except FilesError as error:
+            raise ArchiveError(f"{self.name} can't be locked: {error}. Nothing was written") from error
 
     def read(self, name: FileName) -> StoredFile:
         """One of its files. Raises ArchiveError if it is gone, was changed, or is not of this format."""

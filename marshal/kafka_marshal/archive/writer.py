@@ -106,8 +106,15 @@ def write_archive(
 
     verify: also replay all that is there, and compare. progress: called with (offsets done, offsets in all). Raises
     ArchiveError if the archive is of another log, or its place can't be used. A partition of which not all can be
-    written is reported, and others are archived all the same.
+    written is reported, and others are archived all the same. Two at once into one folder take turns.
     """
+    with archive.alone():
+        return _write(cluster, topic, archive, timeout_s, verify, progress)
+
+
+def _write(
+    cluster: Cluster, topic: str, archive: Archive, timeout_s: float, verify: bool, progress: Progress | None
+) -> Archived:
     log = ArchivedLog(cluster, topic, timeout_s, archive)
     work = [_Partition(log, archive, cp, verify) for cp in range(log.partitions)]
     total = sum(each.offsets for each in work)

@@ -14,7 +14,7 @@ import click
 
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.archive import archive_option
-from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
+from kafka_marshal.cli.failures import DONE, NO, UNVOUCHED, WRONG_USE, CommandError
 from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.output import Column, print_json, print_table, say, say_warning, warnings_from_the_library
 from kafka_marshal.observe.names import no_group
@@ -100,7 +100,8 @@ def audit(
 
     \b
     Exit status: 0 no violation; 1 violations, a replay that stopped before an Upgrade, or no such group;
-    2 wrong use, or FILE is no log; 3 Kafka not reachable.
+    2 wrong use, or FILE is no log; 3 Kafka not reachable; 4 no violation, but a change could go unnoticed: a hash
+    that should be there is not, or records are missing.
     """
     if (file is None) != from_kafka:
         raise click.UsageError("name either a FILE or --from-kafka. Nothing was read.")
@@ -117,7 +118,7 @@ def audit(
 
                 check_folder(out)  # before the slow start of Spark
             source, log_ends = _source(options, stack, file, place, snapshots, partitions)
-            findings = _run(source, stack, out, work, master, partial(_report, log_ends, group))
+            findings = _run(source, stack, out, work, master, partial(_report, log_ends, group), from_kafka)
             if group is not None and group not in (known := findings.groups()):
                 raise CommandError(no_group(group, known), NO)
         except ModuleNotFoundError as error:
@@ -127,7 +128,7 @@ def audit(
             print_json({**findings.summary(), **report, **({} if out is not None else {"tables": {}})})
         else:
             _print_findings(findings, out, group)
-    return DONE if findings.is_clean else NO
+    return NO if not findings.is_clean else UNVOUCHED if findings.unvouched else DONE
 
 
 def _lacks_spark(error: ModuleNotFoundError) -> Exception:
@@ -175,6 +176,7 @@ def _run(
     work: Path | None,
     master: str | None,
     report: Callable[[Findings, Path], object],
+    from_kafka: bool,
 ) -> Findings:
     from kafka_marshal.pipeline.audit.audit import Audit
     from kafka_marshal.pipeline.audit.job import is_spark_running
@@ -183,7 +185,7 @@ def _run(
     is_ours = not is_spark_running()
     _tell_on_terminal("Starting Spark (some seconds) …")
     settings = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
-    spark = spark_session("kafka-marshal audit", master=master, config=settings)
+    spark = spark_session("kafka-marshal audit", master=master, config=settings, kafka=from_kafka)
     if is_ours:
         stack.callback(spark.stop)
     _tell_on_terminal(f"Replaying {source.name} …")
@@ -208,7 +210,7 @@ def _tell_on_terminal(text: str) -> None:
 
 def _print_findings(findings: Findings, out: Path | None, group: str | None) -> None:
     say(findings.verdict)
-    for notice in findings.notices:
+    for notice in (*findings.unvouched, *findings.notices):
         say_warning(notice)
     if findings.examples:
         say()

@@ -5,6 +5,7 @@
 1     the answer is no: not allowed, not there, not safe, stopped at an Upgrade
 2     wrong use: an option, a file, a configuration
 3     Kafka was not reachable, or refused us
+4     no violation, but records that no hash vouches for where one should (audit)
 70    a fault of this program
 130   interrupted (Ctrl-C)
 141   the reader of standard output is gone (`| head`)
@@ -20,6 +21,7 @@ DONE = 0
 NO = 1
 WRONG_USE = 2
 UNREACHABLE = 3
+UNVOUCHED = 4
 BUG = 70
 INTERRUPTED = 130
 PIPE_CLOSED = 141

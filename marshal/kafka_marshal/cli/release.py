@@ -38,6 +38,8 @@ _LONG_S = 3_600.0
 
 _FILE = click.Path(dir_okay=False)
 
+_WAIT = "Wait for members without a limit, and continue even if messages in flight are repeated (they are named)."
+
 #: A pause whose admin died ends after this long.
 _SKIP_PAUSE_MS = 300_000
 
@@ -86,11 +88,7 @@ class Wanted:
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be moved, or paused; change nothing.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
-@click.option(
-    "--wait",
-    is_flag=True,
-    help="Wait for members without a limit, and continue even if messages in flight are repeated (they are named).",
-)
+@click.option("--wait", is_flag=True, help=_WAIT)
 @click.option("--force", is_flag=True, help="Take offsets outside the partition's log, too.")
 @click.option(
     "--keep-done", is_flag=True, help="What is done above the new positions, out of order, stays done (claimed groups)."
@@ -217,7 +215,7 @@ def _to_undo(options: Options, group: str, path: str) -> MovePlan:
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be left out; change nothing.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
-@click.option("--wait", is_flag=True, help="Wait for members as long as it takes (see release-group).")
+@click.option("--wait", is_flag=True, help=_WAIT)
 @click.pass_obj
 def skip(
     options: Options,

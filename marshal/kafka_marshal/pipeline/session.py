@@ -82,7 +82,11 @@ def check_setup() -> None:
 
 
 def spark_session(
-    app_name: str = "kafka-marshal", *, master: str | None = None, config: Mapping[str, str] = _NOTHING
+    app_name: str = "kafka-marshal",
+    *,
+    master: str | None = None,
+    config: Mapping[str, str] = _NOTHING,
+    kafka: bool = True,
 ) -> SparkSession:
     """A checked session that reads Kafka; an existing session is returned.
 
@@ -92,6 +96,8 @@ def spark_session(
     ``master``: where Spark runs; by default that of spark-submit (or ``config``), else ``local[*]``. ``config`` is
     passed to Spark and overrides our settings; its ``spark.jars`` are added to the connector's. Spark inside this
     process (``local…``) listens on 127.0.0.1 only and has no web page; workers run this Python.
+
+    ``kafka``: False for a session that reads files only: it needs no connector, and none is downloaded.
 
     Raises:
         SparkSetupError: names the part that is missing or doesn't match, and how to get it.
@@ -109,7 +115,7 @@ def spark_session(
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if master is None and not submitted:
         master = config.get("spark.master", "local[*]")
-    wanted = _connector(submitted) + [jar for jar in config.get("spark.jars", "").split(",") if jar]
+    wanted = (_connector(submitted) if kafka else []) + [jar for jar in config.get("spark.jars", "").split(",") if jar]
     settings = {**(_local_settings() if (master or "").startswith("local") else {}), **config}
     if wanted:
         settings["spark.jars"] = ",".join(dict.fromkeys(wanted))
@@ -129,7 +135,7 @@ def spark_session(
                 "above; with a cluster, check that the master answers and runs the same version"
             ) from error
         raise
-    check_session(session)
+    check_session(session, kafka=kafka)
     _say_what_is_ignored(session, {**config, **({} if master is None else {"spark.master": master})})
     return session
 
@@ -192,8 +198,8 @@ def _connector(submitted: bool) -> list[str]:
         return []  # check_session reports them if they are missing
 
 
-def check_session(spark: SparkSession) -> None:
-    """Check that this session can read Kafka. Takes about a second.
+def check_session(spark: SparkSession, *, kafka: bool = True) -> None:
+    """Check that this session can read Kafka (or that it runs: ``kafka=False``). Takes about a second.
 
     Raises SparkSetupError for a stopped session, SparkVersionError if the versions of PySpark, Spark or the connector
     differ, ConnectorMissingError if the connector or a dependency is missing. (A fat jar with another name is checked
@@ -213,8 +219,9 @@ def check_session(spark: SparkSession) -> None:
             "This Spark session is stopped. Nothing was read or written. Make another with "
             "kafka_marshal.pipeline.session.spark_session(), and use that"
         )
-    _check_names(_jar_names(spark), spark.version, trust_others=_has_extra_class_path(spark))
-    _try_connector(spark)
+    if kafka:
+        _check_names(_jar_names(spark), spark.version, trust_others=_has_extra_class_path(spark))
+        _try_connector(spark)
 
 
 def _check_names(names: list[str], version: str, *, trust_others: bool) -> None:

@@ -34,7 +34,7 @@ from kafka_marshal.pipeline.audit.sources import Opened, Source
 from kafka_marshal.pipeline.audit.statistics import statistics_rows
 from kafka_marshal.pipeline.audit.stitch import Stitched, stitch
 from kafka_marshal.pipeline.audit.task import Checkpoint, Task, TaskResult, run_task
-from kafka_marshal.pipeline.audit.vouching import changes, notices_of_hashes, notices_of_offsets, vouched
+from kafka_marshal.pipeline.audit.vouching import changes, cuts, notices_of_offsets, vouched, vouching
 from rationalizer import World
 
 if TYPE_CHECKING:
@@ -300,6 +300,7 @@ class Audit:
                 kinds[str(kind)] = kinds.get(str(kind), 0) + count
         if self._tables:
             self._write_rest(chains, results, lies)
+        covered = vouching(opened.log, claims, by_cp)
         findings = Findings(
             source=self._source.name,
             topic=opened.log.topic,
@@ -310,9 +311,10 @@ class Audit:
                 *plan.notices,
                 *_notices(claims),
                 *_notices_of_records(results),
-                *notices_of_offsets(opened.log, by_cp),
-                *notices_of_hashes(claims, by_cp),
+                *notices_of_offsets(by_cp),
+                *covered.notices,
             ],
+            unvouched=[*cuts(opened.log), *plan.unvouched, *covered.unvouched],
             tables={name: self._out / name for name in TABLES} if self._tables else {},
             out=self._out if self._tables else None,
             examples=lies[:EXAMPLES],

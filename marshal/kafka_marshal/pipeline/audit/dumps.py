@@ -65,7 +65,8 @@ def dump_to_parquet(path: Path, folder: Path, runner: Runner) -> SourceLog:
             if before and before[-1].last >= piece.first:
                 _raise_what_is_wrong(path)
             before.append(piece)
-    return SourceLog(header.topic, header.partitions, pieces, hashes=hashes, bounds=header.bounds or ())
+    bounds = header.bounds or ()
+    return SourceLog(header.topic, header.partitions, pieces, hashes=hashes, bounds=bounds, is_dump=True)
 
 
 def _parts(path: Path, folder: Path, header: DumpHeader, parallelism: int) -> list[_Part]:

@@ -85,6 +85,8 @@ class Findings:
     partitions: list[PartitionFindings]
     #: Limits of the audit that are no violations.
     notices: list[str]
+    #: What no hash vouches for although one should (S4, D5), and what a dump lacks: a change there goes unnoticed.
+    unvouched: list[str]
     #: Name → folder.
     tables: dict[str, Path]
     out: Path | None
@@ -130,6 +132,8 @@ class Findings:
         if self.stopped:
             levels = ", ".join(f"partition {cp} (level {level})" for cp, level in self.stopped.items())
             text += f"; not complete, stopped before an Upgrade that this release does not know: {levels}"
+        if self.unvouched:
+            text += "; not all of it is vouched for"
         return text
 
     def add_examples(self, most: int) -> None:
@@ -180,6 +184,7 @@ class Findings:
             "examples": [asdict(each) for each in self.examples],
             "partitions": [asdict(each) for each in self.partitions],
             "notices": self.notices,
+            "unvouched": self.unvouched,
             "tables": {name: str(path) for name, path in self.tables.items()},
             "task_memory_bytes": self.peak_memory,
             "seconds": {name: round(seconds, 3) for name, seconds in self.timings.items()},

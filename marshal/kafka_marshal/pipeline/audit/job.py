@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -126,6 +127,11 @@ class _Calls:
 
 def _cause(error: Exception) -> str:
     """The line with the cause, out of a Python and Java traceback."""
+    if lacking := re.search(r"No module named '([\w.]+)'", str(error)):
+        return (
+            f"an executor lacks the package {lacking[1]!r}: install kafka-marshal[spark] on all machines of the "
+            "cluster, or send an environment (docs/spark.md)."
+        )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if ": " in line and line.partition(":")[0].endswith(("Error", "Exception"))]
     told = (named or lines or [type(error).__name__])[-1]

@@ -67,7 +67,8 @@ class KafkaSource:
         """
         if spark is None:
             raise AuditError("a log in Kafka is read by Spark, and there is no session. Nothing was read; give one.")
-        ends, below = self._bounds(self.topic), None
+        # The snapshots' ends first: no hash may reach beyond what is read of the log.
+        marks, ends, below = self._bounds(stored := snapshots_topic(self.topic)), self._bounds(self.topic), None
         if ends is None:
             raise TopicMissingError(
                 f"there is no topic {self.topic!r} at {self.bootstrap_servers}. Nothing was read. Name the "
@@ -83,8 +84,7 @@ class KafkaSource:
                 "which of its records count can't be said. Nothing was concluded. Make a new topic."
             )
         snapshots = None
-        stored = snapshots_topic(self.topic)
-        if (marks := self._bounds(stored)) is not None:
+        if marks is not None:
             snapshots = partial(records_of_parquet, self._copy(spark, stored, marks, work / "snapshots"))
         opened = Opened(SourceLog(self.topic, len(ends), log, {cp: low for cp, (low, _) in ends.items()}), snapshots)
         return opened if below is None else below.under(opened)

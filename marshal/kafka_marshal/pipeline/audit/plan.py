@@ -38,6 +38,8 @@ class SourceLog:
     hashes: Mapping[int, Sequence[LogHash]] = field(default_factory=dict)
     #: For each CP the first offset when it was dumped, and the one behind the last, if known.
     bounds: Sequence[tuple[int, int]] = ()
+    #: Whether it should carry hashes of its own, and bounds (D5).
+    is_dump: bool = False
 
     @property
     def records(self) -> int:
@@ -66,10 +68,11 @@ class Segment:
 
 @dataclass(slots=True)
 class CutLog:
-    """The segments of each CP, in order, and notices."""
+    """The segments of each CP, in order, notices, and what no hash vouches for."""
 
     segments: dict[int, list[Segment]] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
+    unvouched: list[str] = field(default_factory=list)
 
 
 def cut(
@@ -92,7 +95,7 @@ def cut(
             continue
         checkpoints = claims[partition].checkpoints if partition in claims else []
         usable = [each for each in checkpoints if (partition, each) not in unusable]
-        start = _start(log, partition, pieces, usable, found.notices)
+        start = _start(log, partition, pieces, usable, found)
         end = pieces[-1].last + 1
         beyond = sum(each.next_offset > end for each in checkpoints)
         if beyond:
@@ -102,7 +105,7 @@ def cut(
         hashes = [*(claims[partition].hashes if partition in claims else ()), *log.hashes.get(partition, ())]
         later = sum(each.next_offset > end for each in hashes)
         if later:
-            found.notices.append(
+            found.unvouched.append(
                 f"partition {partition}: {later} stored hash(es) reach beyond the log's end, {end}: its last records "
                 "were removed, or it was copied before they were written"
             )
@@ -132,7 +135,7 @@ def _after(start: Checkpoint | None) -> int:
 
 
 def _start(
-    log: SourceLog, partition: int, pieces: Sequence[Piece], usable: Sequence[Checkpoint], notices: list[str]
+    log: SourceLog, partition: int, pieces: Sequence[Piece], usable: Sequence[Checkpoint], found: CutLog
 ) -> Checkpoint | None:
     """The start of the first segment: the beginning, or the oldest snapshot that the log reaches back to."""
     known = log.starts.get(partition)
@@ -141,7 +144,7 @@ def _start(
         return None
     for checkpoint in usable:
         if begin <= checkpoint.next_offset <= pieces[-1].last + 1:
-            notices.append(
+            found.notices.append(
                 f"partition {partition}: the log begins at offset {begin}. The audit starts from the snapshot at "
                 f"{checkpoint.next_offset}, which nothing that is left can prove"
             )
@@ -152,7 +155,7 @@ def _start(
             "for what is gone: who held what can't be known. Nothing was concluded. Audit a dump that was "
             "made before."
         )
-    notices.append(
+    found.unvouched.append(
         f"partition {partition}: begins at offset {begin}; it was replayed as if nothing had been before that"
     )
     return None

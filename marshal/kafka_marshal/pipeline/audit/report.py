@@ -64,6 +64,9 @@ def write_report(findings: Findings, path: Path, log_ends: LogEnds | None = None
         "by the rationalizer that every worker runs, and each of its conclusions was held against what the log had "
         "said before."
     )
+    if findings.unvouched:
+        report.heading("Not vouched for")
+        report.bullets(findings.unvouched)
     if findings.notices:
         report.heading("Good to know")
         report.bullets(findings.notices)

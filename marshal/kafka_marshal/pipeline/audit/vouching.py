@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from dataclasses import dataclass, field
 
 from kafka_marshal.pipeline.audit.findings import Violation
 from kafka_marshal.pipeline.audit.invariants import Kind
@@ -11,9 +11,10 @@ from kafka_marshal.pipeline.audit.plan import SourceLog
 from kafka_marshal.pipeline.audit.snapshots import Claims
 from kafka_marshal.pipeline.audit.task import TaskResult
 from rationalizer.intervals import union
+from rationalizer.limits import SNAPSHOT_INTERVAL
 from rationalizer.log_hash import LogHash
 
-#: Ranges of one CP that are listed one by one.
+#: Ranges that are listed one by one.
 _NAMED = 5
 
 
@@ -41,32 +42,65 @@ def vouched(claims: Claims | None, results: Sequence[TaskResult]) -> int:
     return sum(last - first + 1 for first, last in _ranges(held))
 
 
-def notices_of_hashes(claims: Mapping[int, Claims], results: Mapping[int, Sequence[TaskResult]]) -> list[str]:
-    """Places where a change of the log would not be noticed, except behind the last hash."""
-    found, bare = [], []
+@dataclass(slots=True)
+class Vouching:
+    """What no hash vouches for: `unvouched` although one should, and `notices` of what none could cover yet."""
+
+    unvouched: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+
+def vouching(log: SourceLog, claims: Mapping[int, Claims], results: Mapping[int, Sequence[TaskResult]]) -> Vouching:
+    """Where a change of the log, or of the dump, would not be noticed: by CP, against the hashes that should be there.
+
+    A dump should carry its own up to its last record (D5). Members store one every 10,000 offsets (S4), in the topic of
+    snapshots: one that is late by less than twice the longest of them is not missing.
+    """
+    found = Vouching()
+    young, own_only = [], []
     for cp, each in sorted(results.items()):
-        stored = claims[cp].hashes if cp in claims else ()
-        checked = [x for result in each for x in (*result.hashes_held, *(wrong for wrong, _ in result.hashes_wrong))]
-        ranges = _ranges([x for x in checked if x in stored])
-        if not ranges:
-            bare += [cp] if any(result.records for result in each) else []
+        if not (pieces := log.pieces.get(cp)):
             continue
-        # Offsets behind the last hash are covered as soon as members store the next.
-        holes = [(before + 1, after - 1) for (_, before), (after, _) in pairwise(ranges)]
-        if holes:
-            named = ", ".join(f"{first} to {last}" for first, last in holes[:_NAMED])
-            more = f" and {len(holes) - _NAMED} more" if len(holes) > _NAMED else ""
-            found.append(f"partition {cp}: no stored hash covers offsets {named}{more}: a change there is not noticed")
-    if bare:
-        found.append(
-            f"nothing vouches for the log of partition(s) {', '.join(map(str, bare))}: no member has stored a hash of "
-            "it (they do every 10,000 offsets, beside their snapshots). Changed or removed records are not noticed"
+        first, last = pieces[0].first, pieces[-1].last
+        checked = [x for result in each for x in (*result.hashes_held, *(wrong for wrong, _ in result.hashes_wrong))]
+        stored = [x for x in checked if cp in claims and x in claims[cp].hashes]
+        own = [x for x in checked if x in log.hashes.get(cp, ())]
+        if log.is_dump:
+            bare = _without(first, last, _ranges(own))
+            if bare:
+                found.unvouched.append(
+                    f"partition {cp}: the dump carries no hash of offsets {_named(bare)}, where kafka-marshal dump "
+                    "writes one every 10,000 offsets and with the last record: a change there is not noticed"
+                )
+            if cp not in claims:
+                own_only.append(cp)
+                continue
+        late = 2 * max([SNAPSHOT_INTERVAL, *(x.next_offset - x.since for x in stored)])
+        bare = _without(first, last, _ranges(stored if log.is_dump else [*stored, *own]))
+        # The first hash may begin below what is left of the log, and the next one is due later.
+        begun = bare.pop(0) if bare and 0 < first == bare[0][0] and bare[0][1] - first < late else None
+        behind = bare.pop() if bare and bare[-1][1] == last and last - bare[-1][0] < late else None
+        if bare:
+            found.unvouched.append(
+                f"partition {cp}: no stored hash covers offsets {_named(bare)}, where members store one every 10,000 "
+                "offsets beside their snapshots: a change there is not noticed"
+            )
+        young += [f"{cp} from offset {span[0]} to {span[1]}" for span in (begun, behind) if span is not None]
+    if young:
+        found.notices.append(
+            f"no hash of members covers partition(s) {_listed(young)} yet (they store one every 10,000 offsets): a "
+            "change there is not noticed"
+        )
+    if own_only:
+        found.notices.append(
+            "the hashes of the dump show changes since it was written. Whether its records are those that members "
+            "read, their hashes show: name the dump of the log of snapshots (--snapshots)"
         )
     return found
 
 
-def notices_of_offsets(log: SourceLog, results: Mapping[int, Sequence[TaskResult]]) -> list[str]:
-    """Missing offsets, and records missing at the end of a dump."""
+def notices_of_offsets(results: Mapping[int, Sequence[TaskResult]]) -> list[str]:
+    """Missing offsets between records."""
     found = []
     for cp, each in sorted(results.items()):
         missing = sum(result.missing for result in each)
@@ -76,13 +110,29 @@ def notices_of_offsets(log: SourceLog, results: Mapping[int, Sequence[TaskResult
                 f"partition {cp}: {missing:,} offset(s) between the first and the last record have none, the first of "
                 f"them {first} to {last}: these records were removed or compacted, or are markers of Kafka's own"
             )
+    return found
+
+
+def cuts(log: SourceLog) -> list[str]:
+    """Where a dump lacks what the log had when it was written (D5), or does not say what that was."""
+    found = []
+    if log.is_dump and not log.bounds:
+        found.append(
+            "the dump does not say where its log began and ended, as kafka-marshal dump writes it: whether its first "
+            "and last records are there is not known"
+        )
     for cp, (first, end) in enumerate(log.bounds):
         pieces = log.pieces.get(cp, ())
-        last = pieces[-1].last + 1 if pieces else first
+        begin, last = (pieces[0].first, pieces[-1].last + 1) if pieces else (end, first)
         if last < end:
             found.append(
                 f"partition {cp}: the dump ends at offset {last}, and the log reached to {end} when it was written: it "
                 "was cut"
+            )
+        if pieces and begin > first:
+            found.append(
+                f"partition {cp}: the dump begins at offset {begin}, and the log at {first} when it was written: what "
+                "was between is missing"
             )
     return found
 
@@ -93,3 +143,22 @@ def _ranges(hashes: Sequence[LogHash]) -> list[tuple[int, int]]:
         return []
     firsts, lasts = union([(each.since, each.next_offset - 1) for each in hashes])
     return list(zip(firsts, lasts, strict=True))
+
+
+def _without(first: int, last: int, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What of first … last is in none of these ranges, which ascend."""
+    found = []
+    for low, high in ranges:
+        if low > first:
+            found.append((first, low - 1))
+        first = max(first, high + 1)
+    return [*found, (first, last)] if first <= last else found
+
+
+def _named(ranges: Sequence[tuple[int, int]]) -> str:
+    return _listed([f"{first} to {last}" for first, last in ranges])
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
+    return ", ".join(texts[:_NAMED]) + more
