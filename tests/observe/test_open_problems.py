@@ -186,6 +186,7 @@ def test_a_shared_partition_has_its_sharers(scene: Scene) -> None:
     assert (lease.holder, [member.client for member in row.members]) == ("w1, w2", ["w1", "w2"])
     assert (row.worker_count, row.idle, row.lag) == (2, [], 30)
     assert [member.lag for member in row.members] == [10 + 7, 5 + 7]
+    assert [[each.place for each in member.leases] for member in row.members] == [["0 (by batches)"]] * 2
     assert open_text(row) == "15 in workers' batches"
     assert [problem.kind for problem in problems_of(row)] == []
 

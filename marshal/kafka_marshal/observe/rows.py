@@ -150,7 +150,8 @@ class LeaseRow:
     @property
     def place(self) -> str:
         """Its number and its part of the keys."""
-        return place_text(self.partition, self.lo, self.hi)
+        is_part = self.sharers and self.hi - self.lo < MAX_KEY_HASH  # its keys are an average, to share what waits
+        return f"{self.partition} (by batches)" if is_part else place_text(self.partition, self.lo, self.hi)
 
     @property
     def holder(self) -> str:
