@@ -61,12 +61,20 @@ class WholeLog:
         """Digests of a live replica, which an audit must reproduce."""
         return {cp: self.world(cp).digest() for cp in range(self.partitions)}
 
-    def write_dump(self, path: Path) -> Path:
-        """Write a dump in which CPs take turns, as D1 allows, with hashes and bounds (D5)."""
+    def write_dump(self, path: Path, *, hashed: bool = False) -> Path:
+        """Write a dump in which CPs take turns, as D1 allows.
+
+        hashed: with hashes and bounds (D5), as kafka-marshal dump does; then nothing is cut between its hashes.
+        """
         of_all = [self.entries.get(cp, ()) for cp in range(self.partitions)]
         bounds = tuple((entries[0][0], entries[-1][0] + 1) if entries else (0, 0) for entries in of_all)
-        lines = [header_line(DumpHeader(TOPIC, self.partitions, bounds))]
-        of_cps = [[*(of_cp := DumpLines(cp)).take(entries), *of_cp.end()] for cp, entries in self.entries.items()]
+        lines = [header_line(DumpHeader(TOPIC, self.partitions, bounds if hashed else None))]
+        of_cps = [
+            [*(of_cp := DumpLines(cp)).take(entries), *of_cp.end()]
+            if hashed
+            else [record_line(DumpRecord(cp, *entry)) for entry in entries]
+            for cp, entries in self.entries.items()
+        ]
         lines += [line for turn in zip_longest(*of_cps) for line in turn if line is not None]
         path.write_text("\n".join(lines) + "\n")
         return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -190,9 +189,7 @@ def test_a_dump_that_was_cut_or_lacks_records_says_so(tmp_path: Path) -> None:
 
 def test_a_dump_without_hashes_or_bounds_is_not_vouched_for(tmp_path: Path) -> None:
     log = LOGS["claims"]()
-    bare_dump = log.write_dump(tmp_path / "bare.jsonl")
-    bare_dump.write_text(re.sub(r', "(hash": "\w+"|bounds": .*\]\])', "", bare_dump.read_text()))
-    findings = audited(log, tmp_path, bare_dump)
+    findings = audited(log, tmp_path, log.write_dump(tmp_path / "bare.jsonl"))
     assert findings.is_clean
     assert findings.verdict.endswith("; not all of it is vouched for")
     bounds, *bare = findings.unvouched

@@ -61,7 +61,7 @@ class Page(HTMLParser):
 
 
 def files(log: WholeLog, folder: Path) -> tuple[Path, Path]:
-    return log.write_dump(folder / "log.jsonl"), log.write_snapshots(folder / "snapshots.jsonl")
+    return log.write_dump(folder / "log.jsonl", hashed=True), log.write_snapshots(folder / "snapshots.jsonl")
 
 
 def test_the_verdict_comes_first_and_the_page_needs_no_network(
@@ -191,7 +191,7 @@ def test_a_file_needs_no_connector(
 ) -> None:
     """Jars that are not in the cache can't be downloaded everywhere, and a file is read without them."""
     monkeypatch.setattr(session, "connector_jars", lambda: pytest.fail("a file was to be read"))
-    assert command("audit", random_log(4, 50).write_dump(tmp_path / "log.jsonl")).status == 0
+    assert command("audit", random_log(4, 50).write_dump(tmp_path / "log.jsonl", hashed=True)).status == 0
 
 
 # -- wrong use ---------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def killed(program: str) -> None:
 def folder(tmp_path: Path) -> Iterator[Path]:
     """A folder with the logs of two nights, which contains nothing else at the end."""
     for night, records in ((1, 300), (2, 50)):
-        random_log(night, records).write_dump(tmp_path / f"{night}.jsonl")
+        random_log(night, records).write_dump(tmp_path / f"{night}.jsonl", hashed=True)
     (tmp_path / "work").mkdir()
     yield tmp_path
     assert {path.name for path in tmp_path.iterdir()} <= {"1.jsonl", "2.jsonl", "work", "out"}
@@ -47,7 +47,7 @@ def audit(folder: Path, night: int) -> str:
         assert findings.table("records").count_rows() == findings.records
     assert findings.verdict in (folder / "out" / "audit.json").read_text()
     assert findings.verdict in (folder / "out" / "report.html").read_text()
-    return findings.verdict
+    return findings.verdict.partition(";")[0]  # a random log may lack its first record
 
 
 def contents(out: Path) -> dict[str, bytes]:
