@@ -175,7 +175,7 @@ docs: $(VENV)/.stamp-setup ## the site of the documentation, with the reference 
 	$(PY) docs/build_site.py
 
 tables: $(VENV)/.stamp-setup ## the generated tables in docs/protocol, as the code has them
-	@for page in docs/protocol/*.md; do $(PY) -m rationalizer.docs < $$page > $$page.new; mv $$page.new $$page; done
+	@for page in docs/protocol/*.md; do $(PY) -m tests.tables.pages < $$page > $$page.new; mv $$page.new $$page; done
 
 BENCHMARKS = $(patsubst benchmarks/%.py,%,$(shell grep -l '^if __name__' benchmarks/*.py))
 

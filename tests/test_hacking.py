@@ -20,8 +20,6 @@ from kafka_marshal.pipeline.audit.observer import Observer
 from rationalizer import Upgrade, World, encode
 from rationalizer.groups.machine import GroupPlane
 from rationalizer.leases.machine import LeasePlane
-from rationalizer.leases.share_transitions import SHARE_TRANSITIONS
-from rationalizer.leases.transitions import TRANSITIONS
 from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.plane import handlers_of
 from rationalizer.wire.records import KINDS
@@ -30,6 +28,8 @@ from tests.rationalizer.group_author import write_group_log
 from tests.rationalizer.oracle import layout
 from tests.rationalizer.sharers import write_sharing_log
 from tests.rationalizer.strategies import by_seed, write_log
+from tests.tables.leases import TRANSITIONS
+from tests.tables.shares import SHARE_TRANSITIONS
 from tests.test_house_rules import MODULES, PYTHON_FILES, ROOT, named, nodes_of, tree_of
 
 NAMES = {number: kind.name for number, kind in KINDS.items()}

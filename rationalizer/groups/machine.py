@@ -11,7 +11,7 @@ The life of a group, as the log moves it. Every arrow is one record; none waits 
          STEADY  <------------------------------------------------->  PREPARE_FOR_REBALANCE
                    what is revoked is released (G14), its owner dies (G8)
 
-`transitions.py` has every record in every state as a table. A record is judged by checks that need no rebalance; one
+`tests/tables/groups.py` has every record in every state. A record is judged by checks that need no rebalance; one
 that is rejected changes nothing (G9). Being overdue is no state but a matter of log time; who is, goes when another's
 record is accepted (G8).
 """

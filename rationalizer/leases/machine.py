@@ -10,7 +10,7 @@ The life of a lease, as the log moves it:
                                                |          CommitRanges (P3): ranges
                                                +--> ClaimingPartition once stale (C3): holder, epoch, HI
 
-`transitions.py` has all of it as one table. Stale is no state but a matter of log time (C1): a late beat revives
+`tests/tables/leases.py` has all of it as a table. Stale is no state but a matter of log time (C1): a late beat revives
 a lease that no other client took (C6). Every record that carries an epoch is judged against the holder first
 (`Lease.is_held_by`), then against the shares (`sharing.share_of`), and a rejected record changes nothing.
 """

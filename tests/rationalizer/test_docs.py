@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rationalizer import codes, docs
-from rationalizer.groups import transitions as of_groups
-from rationalizer.leases.transitions import TRANSITIONS
+from rationalizer import codes
 from rationalizer.levels import LEVELS
 from rationalizer.wire.records import KINDS
 from tests.rationalizer.chapters import CHAPTERS, PROTOCOL
+from tests.tables import groups as of_groups
+from tests.tables import pages
+from tests.tables.leases import TRANSITIONS
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "scripts").rglob("*.txt")}
@@ -23,18 +24,16 @@ SCRIPTS = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests" / 
 @pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
 def test_the_page_holds_the_tables_as_the_code_has_them(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert docs.replaced(text) == text, "run: make tables"
+    assert pages.replaced(text) == text, "run: make tables"
 
 
 def test_each_part_has_one_place() -> None:
-    assert sorted(docs.parts_of(PROTOCOL)) == sorted(docs.parts())
+    assert sorted(pages.parts_of(PROTOCOL)) == sorted(pages.parts())
 
 
 def test_each_table_with_types_or_codes_is_written_by_the_command() -> None:
     """What is typed by hand, beside the code, becomes wrong: "Types 22-27 stay unknown" once did."""
-    by_hand = re.sub(
-        r"<!-- rationalizer.docs: (?!end).*?<!-- rationalizer.docs: end -->", "", PROTOCOL, flags=re.DOTALL
-    )
+    by_hand = re.sub(r"<!-- tables: (?!end).*?<!-- tables: end -->", "", PROTOCOL, flags=re.DOTALL)
     names = "|".join([*(kind.name for kind in KINDS.values()), *(row.code for row in codes.TABLE if row.code != "OK")])
     assert re.findall(rf"^\|.*\b(?:{names})\b.*$", by_hand, re.MULTILINE) == []
     assert re.findall(r"(?i)types? [\d–, ]+ (?:stay|are|is) unknown", by_hand) == []
@@ -43,14 +42,14 @@ def test_each_table_with_types_or_codes_is_written_by_the_command() -> None:
 def test_the_command_writes_the_page() -> None:
     old = PROTOCOL.replace("| 33 | Upgrade |", "| 34 | Upgrade |").encode()
     run = subprocess.run(
-        [sys.executable, "-m", "rationalizer.docs"], input=old, capture_output=True, check=True, cwd=ROOT
+        [sys.executable, "-m", "tests.tables.pages"], input=old, capture_output=True, check=True, cwd=ROOT
     )
     assert run.stdout.decode("utf-8") == PROTOCOL
 
 
 def test_a_part_that_there_is_none_of_is_refused() -> None:
     with pytest.raises(KeyError, match="recrods"):
-        docs.replaced("<!-- rationalizer.docs: recrods -->\n<!-- rationalizer.docs: end -->")
+        pages.replaced("<!-- tables: recrods -->\n<!-- tables: end -->")
 
 
 def test_every_outcome_is_a_row_and_every_row_an_outcome() -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rationalizer.groups.transitions import (
+from rationalizer.levels import SUPPORTED_LEVEL
+from rationalizer.wire.records import KINDS
+from tests.rationalizer.samples import other_records
+from tests.scripts.records import words_of
+from tests.scripts.replica import Replica
+from tests.tables.groups import (
     CHECKPOINT_TRANSITIONS,
     COLUMNS,
     MOVES,
@@ -15,11 +20,6 @@ from rationalizer.groups.transitions import (
     Transition,
     Who,
 )
-from rationalizer.levels import SUPPORTED_LEVEL
-from rationalizer.wire.records import KINDS
-from tests.rationalizer.samples import other_records
-from tests.scripts.records import words_of
-from tests.scripts.replica import Replica
 
 LOG = f"log a1=a/1 a2=a/2 b1=b/1 c1=c/1 admin=admin/1 level={SUPPORTED_LEVEL}"
 A, B = "a1 joins flights:2 pattern=^f", "b1 joins flights:2 pattern=^f"

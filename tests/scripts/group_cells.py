@@ -9,7 +9,10 @@ from typing import NamedTuple
 
 from rationalizer import ConfigureGroup, JoinGroup, Outcome, Record, World
 from rationalizer.groups.group import Group, Member
-from rationalizer.groups.transitions import (
+from rationalizer.routing import route_group
+from rationalizer.state import GROUP
+from rationalizer.wire.wellformed import REACHED_AND_LEAVES
+from tests.tables.groups import (
     CHECKPOINT_TRANSITIONS,
     SETTLE_TRANSITIONS,
     TRANSITIONS,
@@ -20,9 +23,6 @@ from rationalizer.groups.transitions import (
     Transition,
     Who,
 )
-from rationalizer.routing import route_group
-from rationalizer.state import GROUP
-from rationalizer.wire.wellformed import REACHED_AND_LEAVES
 
 __all__ = [
     "CheckpointCell",

@@ -50,7 +50,6 @@ from rationalizer import (
 )
 from rationalizer.dump import DumpHeader, DumpRecord, Replay, header_line, record_line, state
 from rationalizer.groups.group import Group, Member
-from rationalizer.leases.transitions import TRANSITIONS, Sender, Transition
 from tests.scripts.group_cells import (
     CheckpointCellMet,
     GroupCellMet,
@@ -66,6 +65,7 @@ from tests.scripts.group_cells import (
 from tests.scripts.group_records import Groups, checkpoint_words, counts_of, group_words
 from tests.scripts.records import lease_name, lease_words, options_of, record_of
 from tests.scripts.sharing_records import CODES, ShareCell, Sharing, share_cell_of
+from tests.tables.leases import TRANSITIONS, Sender, Transition
 
 __all__ = ["CellMet", "Replica"]
 

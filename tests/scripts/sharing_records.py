@@ -18,10 +18,10 @@ from fractions import Fraction
 
 from rationalizer import ClaimingShare, Lease, Progress, Record, SettleOffsets, SettlingMessages, World
 from rationalizer.holes import NO_KEY, NO_OWNER, Hole
-from rationalizer.leases.share_transitions import SHARE_COLUMNS, SHARE_TRANSITIONS, ShareTransition
 from rationalizer.levels import SHARING_LEVEL
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.wire.records import Done, Opened, Parked, Take
+from tests.tables.shares import SHARE_COLUMNS, SHARE_TRANSITIONS, ShareTransition
 
 __all__ = [
     "ShareCell",

@@ -21,8 +21,6 @@ import pytest
 
 from rationalizer import RejectedValueError, World, codes, decode
 from rationalizer.groups import transitions as of_groups
-from rationalizer.leases.share_transitions import SHARE_COLUMNS, SHARE_TRANSITIONS, ShareTransition
-from rationalizer.leases.transitions import TRANSITIONS
 from rationalizer.levels import SHARING_LEVEL, SUPPORTED_LEVEL
 from rationalizer.plane import Entry
 from rationalizer.wire.records import KINDS
@@ -37,6 +35,8 @@ from tests.scripts.records import options_of, record_of, words_of
 from tests.scripts.replica import CellMet, Replica
 from tests.scripts.runner import FOLDER, SCRIPTS, ScriptError, difference, played
 from tests.scripts.sharing_records import ShareCell
+from tests.tables.leases import TRANSITIONS
+from tests.tables.shares import SHARE_COLUMNS, SHARE_TRANSITIONS, ShareTransition
 
 ALL = [path for paths in SCRIPTS.values() for path in paths]
 OF_A_REPLICA = [*SCRIPTS[""], *SCRIPTS["groups"], *SCRIPTS["checkpoints"], *SCRIPTS["sharing"]]

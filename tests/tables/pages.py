@@ -1,6 +1,6 @@
 """The parts of docs/protocol that are written from the tables: levels, records, transitions, outcomes, limits.
 
-    python -m rationalizer.docs < PAGE > new && mv new PAGE
+    python -m tests.tables.pages < PAGE > new && mv new PAGE
 
 rewrites each part of a page between its two markers (all pages: ``make tables``). A test compares them with the tables.
 """
@@ -13,14 +13,14 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from rationalizer import codes, limits
-from rationalizer.groups import transitions as groups
-from rationalizer.leases.share_transitions import SHARE_COLUMNS, SHARE_TRANSITIONS
-from rationalizer.leases.transitions import TRANSITIONS
 from rationalizer.levels import LEVELS, SUPPORTED_LEVEL, Level
 from rationalizer.wire.records import KINDS, Belongs, Kind
+from tests.tables import groups
+from tests.tables.leases import TRANSITIONS
+from tests.tables.shares import SHARE_COLUMNS, SHARE_TRANSITIONS
 
-END: Final = "<!-- rationalizer.docs: end -->"
-_PART: Final = re.compile(f"(<!-- rationalizer.docs: (?!end)(.*?) -->).*?({END})", re.DOTALL)
+END: Final = "<!-- tables: end -->"
+_PART: Final = re.compile(f"(<!-- tables: (?!end)(.*?) -->).*?({END})", re.DOTALL)
 
 
 def parts() -> dict[str, list[str]]:

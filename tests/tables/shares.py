@@ -1,6 +1,6 @@
 """Every record about one lease in every state, from level 4 on: with shares, and with holes (section 7b).
 
-`transitions.py` has what holds without them. A test plays every cell, and `docs.py` writes the table into the pages.
+`leases.py` has what holds without them. A test plays every cell, and `pages.py` writes the table into the pages.
 The codes are those of a record with nothing else to it: no pause by another client, and progress that moves on.
 """
 
