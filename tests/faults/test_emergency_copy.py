@@ -11,7 +11,7 @@ from kafka_marshal import Admin, Retry
 from kafka_marshal.engine.work.copies import Copy
 from kafka_marshal.node.coordination_topic import create_topic
 from tests.client.conftest import wait_until
-from tests.client.running import KINDS, Crew, Handlers, Running, crew, places, publish
+from tests.client.running import KINDS, QUICK, Crew, Handlers, Running, crew, places, publish
 
 __all__ = ["crew"]
 
@@ -22,6 +22,24 @@ LATER = Retry(5, (60.0, 60.0), durable=True)
 def fails_once(message: Any) -> None:
     if message.key().startswith(b"bad"):
         raise ValueError("not today")
+
+
+def copy(crew: Crew, topic: str) -> Copy:
+    """What Kafka's group of the name holds."""
+    return Copy.read(*crew.cluster.kafka_group(crew.group, 10).committed.get((topic, 0), (-1, "")))
+
+
+def test_a_mirror_names_what_it_passes(crew: Crew) -> None:
+    """Its offset is the lag that Kafka's tools show; an import reads the metadata."""
+    crew.kind = "group"
+    topic = crew.topic(1)
+    publish(crew, topic, ["a", "bad", "b"])
+    member, consumer = crew.consumer("a", topic, mirror_offsets=True)
+    running = Running(consumer, Handlers("threads", fails_once), retry=QUICK, park=True)
+    wait_until(lambda: [each.first for each in copy(crew, topic).open] == [1], 30, "the mirrored offset")
+    assert (copy(crew, topic).offset, copy(crew, topic).position) == (3, 3)
+    member.stop()
+    running.ended()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -36,13 +54,9 @@ def test_open_and_parked_messages_reach_the_new_log(crew: Crew, kind: str, tmp_p
     wait_until(lambda: len(admin.open_messages(crew.group)) == 2)
     admin.park(crew.group, [(topic, 0, 3)], reason="later")
     crew.cluster.alter_topic(crew.coordination, {"retention.ms": "86400000"}, 20)
-
-    def copy() -> Copy:
-        return Copy.read(*crew.cluster.kafka_group(crew.group, 10).committed.get((topic, 0), (-1, "")))
-
-    wait_until(lambda: (copy().position, len(copy().open)) == (6, 2), 30, "the emergency copy")
-    assert copy().offset == 1, "consumers of Kafka's own miss nothing either"
-    assert [(each.first, each.reason) for each in copy().open] == [(1, None), (3, "later")]
+    wait_until(lambda: len(copy(crew, topic).open) == 2 and copy(crew, topic).position == 6, 30, "the emergency copy")
+    assert copy(crew, topic).offset == 1, "consumers of Kafka's own miss nothing either"
+    assert [(each.first, each.reason) for each in copy(crew, topic).open] == [(1, None), (3, "later")]
     [harm] = [each for each in old.health().problems if "harmed" in each]
     assert "with its open messages in the metadata" in harm and "import-group" in harm
     assert ("convert-group" in harm) == (kind == "claims")

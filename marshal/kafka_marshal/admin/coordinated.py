@@ -239,8 +239,8 @@ def set_around(
         for key, found in below.items():
             open_again(session, key, [each._replace(reason=each.reason or _AWAITED) for each in found])
     set_positions(session, targets, metadata)
-    for key, found in some.items():
-        open_again(session, key, [each for each in found if each.reason is None or each.first >= targets[key]])
+    for key, wanted in some.items():
+        open_again(session, key, [each for each in wanted if each.reason is None or each.first >= targets[key]])
 
 
 def _record(session: Session, moves: Sequence[Move], metadata: Mapping[TopicPartition, str]) -> CommitOffsets:
