@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         StateSplitError,
         TransactionError,
         TransactionFencedError,
+        TransactionLostError,
     )
     from kafka_marshal.metrics.rows import Metrics
     from kafka_marshal.types import Delivery, LeaseInfo, OpenMessages, Progress, Start, TopicPartition
@@ -128,6 +129,7 @@ __all__ = [
     "Transaction",
     "TransactionError",
     "TransactionFencedError",
+    "TransactionLostError",
     "WholeTopic",
     "WorldView",
     "__version__",
@@ -162,7 +164,7 @@ _LATER = {
         "AdminError ArchiveError CheckpointEndedError ClaimTimeoutError ClientReplacedError ClosedError "
         "ConfigurationError CoordinationTopicError GroupError GroupPausedError HeldError KafkaUnavailableError "
         "KeyRangeError LeaseLostError MarshalError PartitionStuckError PositionLostError ProduceError StateError "
-        "StateMissingError StateSplitError TransactionError TransactionFencedError"
+        "StateMissingError StateSplitError TransactionError TransactionFencedError TransactionLostError"
     ),
     "metrics.rows": "Metrics",
     "types": "Delivery LeaseInfo OpenMessages Progress Start TopicPartition",

@@ -47,7 +47,8 @@
     │   └── WrongEpochKindError     the sink holds epochs of the group as one of the other kind
     ├── ProduceError                a record could not be produced; the message it stands for is not done
     ├── TransactionError            a transaction was not committed, or it is not known; its messages come again
-    │   └── TransactionFencedError  another producer has its transactional id, or the broker gave it up
+    │   ├── TransactionFencedError  another producer has its transactional id, or the broker gave it up
+    │   └── TransactionLostError    it was not committed, since the lease is over or in doubt: a LeaseLostError, too
     ├── BatchError                  a claimed batch could not be handled; nothing of it is committed
     │   ├── TopicAbsentError        a topic that was asked for does not exist
     │   ├── RangeGoneError          retention took a part of the batch while it was read
@@ -124,6 +125,7 @@ __all__ = [
     "TopicUnsafeError",
     "TransactionError",
     "TransactionFencedError",
+    "TransactionLostError",
     "UnknownConsumerError",
     "UnknownPartitioningStrategyError",
     "UpgradeRequiredError",
@@ -448,6 +450,13 @@ class TransactionFencedError(TransactionError):
     """Another producer has the transactional id, or the transaction took too long and the broker ended it."""
 
     def __init__(self, message: str, *, retry: bool = False) -> None:
+        super().__init__(message, retry=retry)
+
+
+class TransactionLostError(TransactionError, LeaseLostError):
+    """The lease ended, or can't be proven by our own clock, before the commit: nothing was committed."""
+
+    def __init__(self, message: str, *, retry: bool = True) -> None:
         super().__init__(message, retry=retry)
 
 

@@ -184,6 +184,17 @@ def test_whatever_else_is_used_wants_all(crowd: Crowd, how: str) -> None:
     assert a.has()
 
 
+def test_what_is_done_is_known_of_partitions_whose_leases_would_be_elsewhere(crowd: Crowd) -> None:
+    topic = crowd.topic(8, 2)
+    every = [(topic, number) for number in range(8)]
+    assert {route_lease(topic, number, CPS) for number in range(8)} - {crowd.home}
+    a = crowd.alone("a", topic)
+    a.take(16)
+    wait_until(lambda: [each.offset for each in a.consumer.committed(every)] == [2] * 8)
+    assert [each.offset for each in a.consumer.committed(every, ranges=True)] == [2] * 8
+    assert reads(a.marshal) == [crowd.home], "the group's home has all of it"
+
+
 def test_a_callback_may_read_the_world(crowd: Crowd) -> None:
     topic, found, go_on = crowd.topic(1, 10), list[int](), threading.Event()
 

@@ -209,12 +209,42 @@ def test_the_lease_is_compared_with_the_clock_right_before_the_commit(cluster: M
     marshal = member(cluster, hi=60_000)  # no heartbeat comes in between
     consumer = marshal.consumer([TOPIC], transactions=True)
     batch = next(consumer.batches(5, 0.1))
-    with pytest.raises(LeaseLostError, match="nothing was committed"), consumer.transaction(batch) as tx:
+    with pytest.raises(LeaseLostError, match="nothing was committed") as raised, consumer.transaction(batch) as tx:
         tx.produce(OUT, b"never")
         lease = marshal._driver.engine.book.leases[TOPIC, 0]
         lease.valid_until = 0.0  # as if the block had taken that long
         lease.refresh()
+    assert isinstance(raised.value, TransactionError) and raised.value.retry, "the loop of the page goes on"
     assert outputs(cluster) == []
+    answer("Marshal.close()", marshal.close)
+
+
+def test_a_loop_goes_on_after_an_outage_that_ends_while_its_transaction_is_given_up(cluster: MemoryCluster) -> None:
+    marshal = member(cluster, hi=60_000)  # the lease is held meanwhile
+    consumer = marshal.consumer([TOPIC], transactions=True, transaction_timeout=1)
+    batches = consumer.batches(5, 0.1)
+    back = threading.Timer(3.0, cluster.broker.set_reachable, ("a", True))  # the commit waits 1 s, giving it up 10 s
+    batch = next(batches)
+    with pytest.raises(TransactionError, match="was not committed") as raised, consumer.transaction(batch) as tx:
+        tx.produce(OUT, b"never")
+        cluster.broker.set_reachable("a", False)
+        back.start()
+    assert raised.value.retry
+    while len(outputs(cluster)) < MESSAGES:
+        transact(consumer, next(batches))
+    assert outputs(cluster) == names(0, 19)
+    answer("Marshal.close()", marshal.close)
+
+
+@pytest.mark.parametrize("group_id", ["größe", "日本"])
+@pytest.mark.parametrize("make", ["consumer", "group_consumer"])
+def test_a_group_id_that_librdkafka_commits_no_offsets_for_is_refused_at_once(
+    cluster: MemoryCluster, make: str, group_id: str
+) -> None:
+    marshal = Marshal.on_cluster(cluster.connect("b"), group_id=group_id, client_id="b")
+    with pytest.raises(ConfigurationError, match="of ASCII characters"):
+        getattr(marshal, make)([TOPIC], transactions=True)
+    getattr(marshal, make)([TOPIC])
     answer("Marshal.close()", marshal.close)
 
 

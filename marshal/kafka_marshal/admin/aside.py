@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from kafka_marshal.admin.session import Session
+from kafka_marshal.engine.work.copies import Aside
 from kafka_marshal.errors import AdminError
 from kafka_marshal.ports import TopicPartition
 from rationalizer import Progress, Record, SettleOffsets, SettlingMessages, codes
@@ -13,16 +13,6 @@ from rationalizer.holes import NO_KEY
 
 #: Entries of one record.
 MOST_ENTRIES = 1_000
-
-
-class Aside(NamedTuple):
-    """Open messages first … last. key_hash: NO_KEY: the log does not say. reason: None: they are not parked."""
-
-    first: int
-    last: int
-    key_hash: int
-    attempts: int
-    reason: str | None
 
 
 def aside_of(progress: Progress | None) -> tuple[Aside, ...]:

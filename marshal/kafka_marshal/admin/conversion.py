@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 from urllib.parse import quote
 
-from kafka_marshal.admin.aside import Aside, aside_of, open_again
-from kafka_marshal.admin.coordinated import configure, set_positions
+from kafka_marshal.admin.aside import aside_of
+from kafka_marshal.admin.coordinated import configure, set_around
 from kafka_marshal.admin.pause_work import PauseWork
 from kafka_marshal.admin.repositioning import move_all
 from kafka_marshal.admin.session import GroupKind, group_in
 from kafka_marshal.admin.topic import below_level
 from kafka_marshal.admin.transfer import Open, progress_of_all, refuse_open, refuse_transactional
 from kafka_marshal.beside import read_json, write_json
+from kafka_marshal.engine.work.copies import Aside
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.ports import TopicPartition
@@ -346,23 +347,8 @@ def _set(work: PauseWork, plan: Plan) -> None:
     if plan.to == "coordinated":
         configure(session, {})
         passed("marked")
-        _set_coordinated(work, left)
+        metadata = {each.key: each.metadata for each in left if each.metadata}
+        set_around(session, targets, {each.key: each.aside for each in left}, metadata)
     elif targets:
         move_all(work, session, targets, aside={each.key: each.aside for each in left if each.parked})
     passed("set")
-
-
-def _set_coordinated(work: PauseWork, left: list[Saved]) -> None:
-    """Set positions. What was set aside below one is set aside again before the position gets there, the rest after."""
-    session = work.session
-    below = {each.key: [x for x in each.aside if x.first < each.offset] for each in left}
-    if first := {key: some[0].first for key, some in below.items() if some}:
-        set_positions(session, dict.fromkeys(first, 0))  # nothing is left of an earlier run
-        set_positions(session, first)
-        for key, some in below.items():
-            open_again(session, key, some)
-        passed("set aside")
-    metadata = {each.key: each.metadata for each in left if each.metadata}
-    set_positions(session, {each.key: each.offset for each in left}, metadata)
-    for each in left:
-        open_again(session, each.key, each.aside[len(below[each.key]) :])

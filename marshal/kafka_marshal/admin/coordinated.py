@@ -8,9 +8,11 @@ from difflib import get_close_matches
 from shlex import quote
 from types import MappingProxyType
 
+from kafka_marshal.admin.aside import open_again
 from kafka_marshal.admin.positions import Move, moves_to
 from kafka_marshal.admin.session import Asked, Session, in_own_name, wrong_kind
 from kafka_marshal.client.view import LeaseInfo, holdings
+from kafka_marshal.engine.work.copies import Aside
 from kafka_marshal.errors import AdminError, ConfigurationError, GroupPausedError
 from kafka_marshal.observe.checkpoint_words import repeated_text
 from kafka_marshal.observe.text import count
@@ -31,6 +33,9 @@ from rationalizer.limits import MAX_COMMIT_ENTRIES, MAX_METADATA_BYTES, MAX_WRIT
 
 #: The most bytes of an entry without its topic, with room for the ids.
 _ENTRY_BYTES = 64
+
+#: Why messages that wait for their next try are set aside for a moment; it stays if we are killed in between.
+_AWAITED = "it waited for its next try"
 
 
 def check_settings(settings: Mapping[str, object]) -> ConfigureGroup:
@@ -215,6 +220,27 @@ def set_positions(
             unknown=[move.key for move in unknown],
         )
     return done
+
+
+def set_around(
+    session: Session,
+    targets: Mapping[TopicPartition, int],
+    some: Mapping[TopicPartition, Sequence[Aside]],
+    metadata: Mapping[TopicPartition, str] = MappingProxyType({}),
+) -> None:
+    """Set positions, and open messages around them, under our pause. Raises AdminError as ``set_positions`` does.
+
+    A position that is set leaves below it what is set aside, so all of that is, first (G21). Then it is opened again.
+    """
+    below = {key: [each for each in found if each.first < targets[key]] for key, found in some.items()}
+    if first := {key: found[0].first for key, found in below.items() if found}:
+        set_positions(session, dict.fromkeys(first, 0))  # nothing is left of an earlier run
+        set_positions(session, first)
+        for key, found in below.items():
+            open_again(session, key, [each._replace(reason=each.reason or _AWAITED) for each in found])
+    set_positions(session, targets, metadata)
+    for key, wanted in some.items():
+        open_again(session, key, [each for each in wanted if each.reason is None or each.first >= targets[key]])
 
 
 def _record(session: Session, moves: Sequence[Move], metadata: Mapping[TopicPartition, str]) -> CommitOffsets:

@@ -26,6 +26,7 @@ from kafka_marshal.admin.transfer import (
 from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.ports import Cluster
+from rationalizer import route_group
 from rationalizer.levels import GROUPS_LEVEL
 
 T = TypeVar("T")
@@ -52,16 +53,18 @@ class GroupMoves(OneProcess):
         """Import the committed offsets of Kafka's own consumer group of that name into a coordinated group.
 
         Neither the Kafka group (classic or KIP-848) nor the coordinated group may have members; the latter is created
-        if it is missing. Metadata of up to 255 bytes is kept. ``force``: replace positions that the group has already.
-        ``dry_run``: only return what would be set. ``timeout`` (seconds): how long to wait until dead members are
-        silent for long enough. Returns the moves: ``after`` is the offset to read next.
+        if it is missing. Metadata of up to 255 bytes is kept. If members wrote the offsets (``mirror_offsets``, or
+        since the log was harmed), open messages come along (``restored``). ``force``: replace positions it has
+        already. ``dry_run``: only return what would be set. ``timeout`` (seconds): how long to wait until dead members
+        are silent for long enough. Returns the moves: ``after`` is the offset to read next.
         Raises AdminError if there is nothing to import or one side is not empty, WrongKindError for a claimed group.
         """
 
         def planned(cluster: Cluster, replica: Replica) -> list[Move]:
             kafka = empty_kafka_group(cluster, group)
             found = progress_of_all(replica.worlds, group)
-            return planned_import(group, kind_in(replica.worlds, group), kafka, found.get, force=force)
+            level = replica.worlds[route_group(group, len(replica.worlds))].level
+            return planned_import(group, kind_in(replica.worlds, group), kafka, found.get, level, force=force)
 
         return self._planned_or_done(group, planned, import_positions, force, dry_run, timeout)
 

@@ -63,6 +63,8 @@ class Move:
     closed: tuple[tuple[int, int], ...] = ()
     #: Messages below ``after`` that were set aside, and stay so.
     parked: tuple[int, ...] = ()
+    #: Open messages that an import brings along: they are set aside, or wait for their next try, as before.
+    restored: tuple[int, ...] = ()
     #: The epoch of the move, for ``sink.rewind``: everything granted before has a lower one. None: only planned.
     epoch: int | None = None
 

@@ -10,17 +10,19 @@ from dataclasses import replace
 from shlex import quote
 from typing import Any, Literal
 
-from kafka_marshal.admin.coordinated import configure, set_positions
+from kafka_marshal.admin.coordinated import configure, set_around
 from kafka_marshal.admin.pause_work import PauseWork
 from kafka_marshal.admin.positions import LOOKUP_TIMEOUT_S, Move, lost_positions, moves_to
 from kafka_marshal.admin.session import GroupKind, wrong_kind
-from kafka_marshal.engine.work.topic_mark import kafka_counts, split
+from kafka_marshal.engine.work.copies import Copy, done_from
+from kafka_marshal.engine.work.topic_mark import kafka_counts
 from kafka_marshal.errors import AdminError
 from kafka_marshal.node.log_guard import progress_of_all
 from kafka_marshal.observe.text import count
 from kafka_marshal.ports import Cluster, KafkaGroup, TopicPartition
 from rationalizer import Progress
 from rationalizer.holes import Hole
+from rationalizer.levels import SHARING_LEVEL
 from rationalizer.limits import MAX_METADATA_BYTES
 
 __all__ = [
@@ -49,17 +51,30 @@ def import_positions(work: PauseWork, force: bool) -> list[Move]:
     kafka = empty_kafka_group(session.cluster, session.group_id)
     with session.locked():
         kind = session.kind()
-        moves = planned_import(session.group_id, kind, kafka, session.progress, force=force)
+        level = session.worlds[session.home].level
+        moves = planned_import(session.group_id, kind, kafka, session.progress, level, force=force)
     configure(session, {})  # it is a coordinated group in every CP from now on (G2)
-    metadata = {key: text for key, (_, text) in kafka.committed.items() if 0 < len(text.encode()) <= MAX_METADATA_BYTES}
-    set_positions(session, {move.key: move.after for move in moves}, metadata)
+    copies = _copies(kafka, level)
+    metadata = {key: x.metadata for key, x in copies.items() if 0 < len(x.metadata.encode()) <= MAX_METADATA_BYTES}
+    set_around(
+        session,
+        {move.key: move.after for move in moves},
+        {key: x.open for key, x in copies.items() if x.open},
+        metadata,
+    )
     return moves
 
 
+def _copies(kafka: KafkaGroup, level: int) -> dict[TopicPartition, Copy]:
+    """What Kafka's group holds, as far as a log of this level can hold it."""
+    copies = {key: Copy.read(*kafka.committed[key]) for key in sorted(kafka.committed)}
+    return copies if level >= SHARING_LEVEL else {key: each.as_one_number for key, each in copies.items()}
+
+
 def planned_import(
-    group_id: str, kind: GroupKind | None, kafka: KafkaGroup, progress_of: ProgressOf, *, force: bool
+    group_id: str, kind: GroupKind | None, kafka: KafkaGroup, progress_of: ProgressOf, level: int, *, force: bool
 ) -> list[Move]:
-    """What an import would set. Raises AdminError if it is not allowed."""
+    """What an import would set in a log of this level. Raises AdminError if it is not allowed."""
     if kind == "claimed":
         raise wrong_kind(group_id, kind)
     if not kafka.committed:
@@ -68,7 +83,15 @@ def planned_import(
             "kafka-consumer-groups --list names those there are. (On a broker with ACLs Kafka leaves out the topics "
             "on which the principal you connect as lacks the right DESCRIBE)"
         )
-    moves = moves_to({key: kafka.committed[key][0] for key in sorted(kafka.committed)}, progress_of)
+    copies = _copies(kafka, level)
+    moves = [
+        replace(
+            move,
+            done_ahead=move.done_ahead or copies[move.key].ahead,
+            restored=tuple(each.first for each in copies[move.key].open),
+        )
+        for move in moves_to({key: each.position for key, each in copies.items()}, progress_of)
+    ]
     known = [move for move in moves if move.before not in (None, move.after)]
     if known and not force:
         raise AdminError(
@@ -140,9 +163,8 @@ def planned_export(
 
 def _exported(progress: Progress, after: int) -> dict[str, Any]:
     """What is different in Kafka's own group: it knows no open messages, and nothing that is done above a position."""
-    ahead = sum(last - max(first, after) + 1 for first, last in split(progress.ranges).ranges if last >= after)
     passed = tuple((hole.first, min(hole.last, after - 1)) for hole in progress.open if hole.first < after)
-    return {"done_ahead": ahead + max(0, progress.stable + 1 - after), "closed": passed, "parked": ()}
+    return {"done_ahead": done_from(progress, after), "closed": passed, "parked": ()}
 
 
 def refuse_transactional(group_id: str, found: Mapping[TopicPartition, Progress], text: str) -> None:

@@ -163,6 +163,10 @@ def _move_row(move: Move) -> list[str]:
     ahead = count(move.done_ahead, "offset above it comes again", "offsets above it come again")
     remark = ahead if move.done_ahead else ""
     remark = f"{remark}{open_text(move)}".removeprefix("; ")
+    if move.restored:
+        remark += "; " * bool(remark) + count(
+            len(move.restored), "open message comes along", "open messages come along"
+        )
     if move.lost:
         remark = f"left out: {move.lost}"
     return [move.topic, str(move.partition), "-" if move.before is None else str(move.before), str(move.after), remark]
@@ -178,6 +182,7 @@ def _move_json(move: Move) -> dict[str, object]:
         "left_out": move.lost or None,
         "closed": [[first, last] for first, last in move.closed],
         "parked": list(move.parked),
+        "restored": list(move.restored),
     }
 
 

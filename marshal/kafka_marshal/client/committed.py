@@ -67,12 +67,14 @@ class ShowsCommitted:
         done = self._engine.source.view.whole_progress(key)
         if done is None:
             return Progress(-1, None, (), ())
+        # A coordinated group has no leases, and its members read only the group's home.
+        lease = None if self._engine.settings.group is not None else self._driver.engine.peers.lease(key)
         return Progress(
             first_open(done.stable + 1, done.open),
             _or_none(done.stable),
             tuple((lo, hi, _or_none(through)) for lo, hi, through in done.done_through),
             tuple((first, last) for first, last in split(done.ranges).ranges),
-            open_messages(done.open, self._driver.engine.peers.lease(key)),
+            open_messages(done.open, lease),
         )
 
 

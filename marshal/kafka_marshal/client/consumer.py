@@ -304,9 +304,9 @@ class Consumer(FetchingConsumer["Consumer"]):
         batch comes again, as do all later batches of its partition. Any thread may have one.
 
         Raises on entering: TransactionError (retry) if the batch was dropped, since an earlier one failed; it comes
-        again. On leaving, with nothing committed: the same; LeaseLostError; TransactionError without retry if a record
-        can't be written; AuthorizationError. On leaving, if Kafka has the last word: TransactionError (retry) if the
-        outcome is not known, TransactionFencedError if another owner has taken over. In any case, what was not
+        again. On leaving, with nothing committed: the same, also if no broker answers; TransactionLostError; without
+        retry if a record can't be written; AuthorizationError. On leaving, if Kafka has the last word: TransactionError
+        (retry) if the outcome is not known, TransactionFencedError if another owner has taken over. What was not
         committed comes again, here or at another member. Raises ConfigurationError without ``transactions=True``.
         """
         if self._transactions is None:

@@ -322,7 +322,9 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
             max_bytes_in_flight=max_bytes_in_flight,
             position_lost=position_lost,
             partition_stuck=partition_stuck,
-            transactions=checked_transactions(transactions, transaction_timeout, max_transactional_producers),
+            transactions=checked_transactions(
+                transactions, transaction_timeout, max_transactional_producers, self.group_id
+            ),
             callbacks={"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost},
         )
         settings = arguments.a_mapping("config", config)
@@ -394,7 +396,9 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
             position_lost=position_lost,
             partition_stuck=partition_stuck,
             group=checked_group(strategy, session_timeout_ms, allow_key_share, takes),
-            transactions=checked_transactions(transactions, transaction_timeout, max_transactional_producers),
+            transactions=checked_transactions(
+                transactions, transaction_timeout, max_transactional_producers, self.group_id
+            ),
             callbacks={"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost},
             state_callbacks=state_callbacks,
         )

@@ -154,13 +154,20 @@ class ConsumerOptions:
         return cls(topics, settings, callbacks, auto_done, transactions, state_callbacks or {})
 
 
-def checked_transactions(wanted: bool, timeout: float, most_producers: int) -> TransactionOptions | None:
+def checked_transactions(wanted: bool, timeout: float, most_producers: int, group_id: str) -> TransactionOptions | None:
     """How to process in transactions; None: not at all. Raises ConfigurationError for options that can't work."""
     timeout = arguments.seconds("transaction_timeout", timeout)
     if timeout < LEAST_TRANSACTION_TIMEOUT_S:
         raise arguments.wrong("transaction_timeout", "at least 1 second", timeout)
     most = arguments.a_whole("max_transactional_producers", most_producers, 1)
-    return TransactionOptions(timeout, most) if arguments.a_flag("transactions", wanted) else None
+    if not arguments.a_flag("transactions", wanted):
+        return None
+    if not group_id.isascii():
+        raise ConfigurationError(
+            f"transactions=True needs a group id of ASCII characters: librdkafka commits no offsets in "
+            f"transactions for group {group_id!r}. Nothing was claimed. Use another group id, or no transactions"
+        )
+    return TransactionOptions(timeout, most)
 
 
 def _check_start(start: object) -> None:

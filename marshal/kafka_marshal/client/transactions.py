@@ -26,6 +26,7 @@ from kafka_marshal.errors import (
     MarshalError,
     TransactionError,
     TransactionFencedError,
+    TransactionLostError,
 )
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
@@ -334,10 +335,10 @@ class Transactions:
         The caller sees to the order (M5), and reports the messages as done when this has returned. is_current: asked
         under the engine's lock, right before: whether what the transaction covers is still in flight.
 
-        Raises, with nothing committed: LeaseLostError; TransactionError (retry: what was in flight comes again, and may
-        succeed then); AuthorizationError and others of the producer. Raises TransactionFencedError, or TransactionError
-        with retry, if another producer has fenced this one, or the outcome is not known: then the partition is taken
-        over again, and what Kafka shows as committed does not come again.
+        Raises, with nothing committed: TransactionLostError; TransactionError (retry: what was in flight comes again,
+        and may succeed then); AuthorizationError and others of the producer. Raises TransactionFencedError, or
+        TransactionError with retry, if another producer has fenced this one, or the outcome is not known: then the
+        partition is taken over again, and what Kafka shows as committed does not come again.
         """
         with self.figures.wait():
             kept = self._producer_of(assignment, is_current)
@@ -370,6 +371,8 @@ class Transactions:
             if not getattr(error, "retry", False):
                 with self._news:  # librdkafka counts a refused record: the next one would be out of sequence
                     self._retire(assignment.key, kept)
+            if type(error) is KafkaUnavailableError:  # an outage: what comes again may be committed
+                raise TransactionError(str(error), retry=True) from error
             raise
         self.figures.committed(self._driver.monotonic() - began)
 
@@ -423,9 +426,9 @@ class Transactions:
             raise self._lost(assignment)
 
     @staticmethod
-    def _lost(assignment: Assignment) -> LeaseLostError:
+    def _lost(assignment: Assignment) -> TransactionLostError:
         topic, partition = assignment.key
-        return LeaseLostError(
+        return TransactionLostError(
             f"{topic} [{partition}]: the lease is over, or not proven by this process's own clock: nothing was "
             "committed, and nothing produced. The messages come again, here or at another member"
         )

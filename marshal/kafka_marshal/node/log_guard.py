@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from shlex import quote
 
+from kafka_marshal.engine.work.copies import Copy
 from kafka_marshal.errors import LogCutError, MarshalError, SnapshotDifferenceError
 from kafka_marshal.logs import log
 from kafka_marshal.node.coordination_topic import find_problems, topic_option
@@ -27,6 +28,9 @@ SHORTEST_MS = 1_000.0
 #: While the log is harmed, positions are written this often (ms).
 SAVE_EVERY_MS = 5_000.0
 
+#: The most positions of one request, each with up to 4 KB of metadata: a batch of __consumer_offsets has 1 MB.
+AT_ONCE = 100
+
 
 class LogGuard:
     """The regular check of one driver; a job of its upkeep."""
@@ -43,7 +47,7 @@ class LogGuard:
         #: Where the logs began when a start was last known to be possible.
         self._begins = {cp: start.log_start for cp, start in replica.starts.items()}
         self._save_at = 0.0
-        self._saved: Mapping[TopicPartition, int] = {}
+        self._kept = ""
         #: What is wrong with the topic, for people; "": nothing. Any thread may ask.
         self.harm: str = ""
         #: How long the log is to be kept (ms), as its topic says (Q52); None: for ever, or it was not asked yet.
@@ -110,11 +114,12 @@ class LogGuard:
             return
         saved = self._save()
         group = quote(self._lock.engine.settings.group_id)
+        claimed = "" if self._lock.engine.groups else f", then convert-group {group} --to claimed"
         self.harm = (
             f"the coordination topic {self._replica.topic!r} was harmed while members work: {found}. Members that run "
             "continue, but none can start or restart. Only the running members know what the group has done: stop "
             f"none of them. {saved}. Then make a new topic (kafka-marshal init --topic NEW-NAME), take the positions "
-            f"over (kafka-marshal --topic NEW-NAME import-group {group}), and move all members to it. If "
+            f"over (kafka-marshal --topic NEW-NAME import-group {group}{claimed}), and move all members to it. If "
             f"nothing is lost yet: kafka-marshal init{topic_option(self._replica.topic)} says how to mend its settings"
         )
         if not before:
@@ -125,13 +130,10 @@ class LogGuard:
         group_id, now = self._lock.engine.settings.group_id, self._now_ms()
         kept = f"Its positions are kept in Kafka's own consumer group {group_id!r}"
         if now < self._save_at:
-            return kept
-        with self._lock.condition:
-            found = progress_of_all(self._replica.worlds, group_id)
-        offsets = {key: progress.stable + 1 for key, progress in sorted(found.items()) if progress.stable >= 0}
+            return self._kept or kept
         self._save_at = now + SAVE_EVERY_MS
-        if offsets == self._saved:
-            return kept
+        with self._lock.condition:
+            copies = self._copies(group_id)
         try:
             there = self._cluster.kafka_group(group_id, LOOKUP_TIMEOUT_S)
             if there.members:
@@ -139,13 +141,33 @@ class LogGuard:
                     "Its positions could not be kept: Kafka's own consumer group of that name has members. Stop them, "
                     "or note what marshal.world.leases() says"
                 )
-            new = {key: offset for key, offset in offsets.items() if offset > there.committed.get(key, (0, ""))[0]}
-            if new:
-                self._cluster.commit_for_group(group_id, {key: (at, "") for key, at in new.items()}, LOOKUP_TIMEOUT_S)
+            new = [
+                (key, (copy.offset, copy.text))
+                for key, copy in copies.items()
+                if copy.replaces(Copy.read(*there.committed.get(key, (0, ""))))
+            ]
+            for at in range(0, len(new), AT_ONCE):
+                self._cluster.commit_for_group(group_id, dict(new[at : at + AT_ONCE]), LOOKUP_TIMEOUT_S)
         except MarshalError as error:
             return f"Its positions could not be kept in Kafka's own consumer group of that name, trying again ({error})"
-        self._saved = offsets
-        return kept
+        short = [f"{key[0]} [{key[1]}]" for key, copy in copies.items() if copy.is_short]
+        self._kept = kept + (", with its open messages in the metadata" if any(x.open for x in copies.values()) else "")
+        if short:
+            self._kept += (
+                f" (of {', '.join(short[:3])}{f' and {len(short) - 3} more' * (len(short) > 3)} only some: the others "
+                "come again, with what is done behind them)"
+            )
+        return self._kept
+
+    def _copies(self, group_id: str) -> dict[TopicPartition, Copy]:
+        """What Kafka's group is to hold; the lock is held."""
+        copies = {}
+        groups = [group for world in self._replica.worlds.values() if (group := world.group(group_id)) is not None]
+        for key, progress in sorted(progress_of_all(self._replica.worlds, group_id).items()):
+            kept = [each for group in groups if (each := group.kept(*key)) is not None]
+            if progress.stable >= 0:
+                copies[key] = Copy.of(progress, kept[0].metadata if kept else None)
+        return copies
 
 
 def progress_of_all(worlds: Mapping[int, World], group_id: str) -> dict[TopicPartition, Progress]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kafka_marshal.observe.open_transactions import behind_transactions
 from kafka_marshal.observe.rows import NO_PROGRESS, patience_ms, span_text
 from kafka_marshal.observe.verdict import WINDOW_MS, verdict
 from kafka_marshal.ports import FaultKind
@@ -47,11 +48,14 @@ def mark_stuck(cluster: Cluster, rows: list[LeaseRow], now_ms: int) -> list[Leas
     probed = dict(list(still.items())[:PROBED_AT_MOST])
     positions = {key: max(first.position, first.log_start or 0) for key, (first, *_) in probed.items()}
     unreadable, found = _probe(cluster, positions)
+    missing = {key: at for key, at in positions.items() if key not in found and key not in unreadable}
+    behind = behind_transactions(cluster, missing, now_ms) if missing else {}
     stamps = {key: _stamp(message) for key, message in found.items()}
     # A worker that is busy with one partition's backlog reaches the others later.
     at_work = {(row.group, row.instance) for row in rows if row.still_ms < patience_ms(row.heartbeat_interval_ms)}
     return [
-        _with_reason(row, positions, unreadable, stamps, now_ms, (row.group, row.instance) in at_work) for row in rows
+        _with_reason(row, positions, unreadable, behind, stamps, now_ms, (row.group, row.instance) in at_work)
+        for row in rows
     ]
 
 
@@ -131,6 +135,7 @@ def _with_reason(
     row: LeaseRow,
     positions: Mapping[TopicPartition, int],
     unreadable: Mapping[TopicPartition, str],
+    behind: Mapping[TopicPartition, str],
     stamps: Mapping[TopicPartition, int],
     now_ms: int,
     is_at_work: bool,
@@ -140,8 +145,8 @@ def _with_reason(
         return row
     if key in unreadable:
         return replace(row, stuck=f"offset {positions[key]} can't be read: {unreadable[key]}")
-    if key not in stamps:  # in an open transaction, or not read in time
-        return row
+    if key not in stamps:  # behind an open transaction, or not read in time
+        return replace(row, stuck=behind.get(key, ""))
     # A message without a timestamp has waited since the position last moved.
     waiting_ms = (row.idle_ms or 0) if stamps[key] < 0 else max(0, now_ms - stamps[key] - row.as_of_ms)
     row = replace(row, waiting_ms=waiting_ms)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
+from kafka_marshal.adapters import transactions
 from kafka_marshal.adapters.kafka.errors import (
     RETRY_CODES,
     ForbiddenError,
@@ -23,6 +26,11 @@ from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.ports import KafkaGroup, TopicInfo, TopicPartition
 from kafka_marshal.rights import grant
+
+#: How long offsets are asked for once more, to say that others are pending (s).
+UNSTABLE_S = 2.0
+
+NOTHING_MORE: Mapping[str, object] = MappingProxyType({})
 
 
 class GroupCalls:
@@ -48,16 +56,18 @@ class GroupCalls:
         def committed(_: AdminClient, left_s: float) -> dict[TopicPartition, tuple[int, str]]:
             # By a consumer that never joins: list_consumer_group_offsets of confluent-kafka 2.16 ends the process by
             # SIGSEGV if the answer is an error, as on a new cluster.
-            begun = time.monotonic()
+            begun, left_s = time.monotonic(), max(left_s / 2, left_s - UNSTABLE_S)
             infos = self.topics(left_s)
             asked = [KafkaPartition(name, number) for name, info in infos.items() for number in range(info.partitions)]
-            troubles = self._new_troubles(None, None)
-            settings = {"group.id": group_id, "logger": troubles, "error_cb": troubles}
-            consumer = Consumer({**self._properties(Role.DATA), **settings})
             try:
-                found = consumer.committed(asked, timeout=max(0.001, left_s - (time.monotonic() - begun)))
-            finally:
-                consumer.close()
+                found = self._offsets_of(group_id, asked, max(0.001, left_s - (time.monotonic() - begun)))
+            except KafkaException as error:
+                if kafka_error(error).code() not in (KafkaError._TIMED_OUT, KafkaError.UNSTABLE_OFFSET_COMMIT):
+                    raise
+                with suppress(KafkaException):  # the first error says what is wrong
+                    self._offsets_of(group_id, asked, UNSTABLE_S, {"isolation.level": "read_uncommitted"})
+                    raise transactions.offsets_pending(group_id) from error
+                raise
             if failed := [each.error for each in found if each.error is not None]:
                 raise KafkaException(failed[0])
             return {(x.topic, x.partition): (x.offset, x.metadata or "") for x in found if x.offset >= 0}
@@ -68,6 +78,18 @@ class GroupCalls:
             self._questions.ask(doing, timeout_s, members, needs=needs),
             self._questions.ask(doing, timeout_s, committed, needs=needs),
         )
+
+    def _offsets_of(
+        self, group_id: str, asked: list[KafkaPartition], timeout_s: float, more: Mapping[str, object] = NOTHING_MORE
+    ) -> list[KafkaPartition]:
+        """Committed offsets; with read_uncommitted also those that an open transaction may replace."""
+        troubles = self._new_troubles(None, None)
+        settings = {"group.id": group_id, "logger": troubles, "error_cb": troubles, **more}
+        consumer = Consumer({**self._properties(Role.DATA), **settings})
+        try:
+            return consumer.committed(asked, timeout=timeout_s)
+        finally:
+            consumer.close()
 
     def commit_for_group(
         self, group_id: str, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_s: float

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from kafka_marshal.engine.groups.member import Membership
+from kafka_marshal.engine.work.copies import Copy
 from kafka_marshal.types import Key
 from rationalizer import Group, Member, Progress
 from rationalizer.holes import first_open
@@ -77,7 +78,9 @@ class Mirror:
                 continue
             stable = self._live(key)
             offset = (kept.progress.stable if stable is None else stable) + 1
-            position = (first_open(offset, kept.progress.open), kept.metadata or "")
+            # Kafka's tools are to show the lag without what is set aside: an import reads that in the metadata.
+            text = Copy.of(kept.progress, kept.metadata).text if kept.progress.holes else kept.metadata or ""
+            position = (first_open(offset, kept.progress.open), text)
             is_due = last is None or last.position != position or now >= last.again_at
             if is_due and self._is_ours(group, me, key) and counts(key, kept.progress):
                 found[key] = position

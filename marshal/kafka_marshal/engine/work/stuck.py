@@ -231,8 +231,9 @@ class StuckPartitions:
     def _silent(key: Key, offset: int, end: int) -> str:
         return (
             f"{key[0]} [{key[1]}]: nothing has come for {SILENT_AFTER_MS / 1000:.0f} s, though the log holds offsets "
-            f"{offset} to {end - 1}. Nothing is lost; it is fetched again, and goes on by itself. Can the broker that "
-            "leads this partition be reached from here, is the group throttled by a quota?"
+            f"{offset} to {end - 1}. Nothing is lost; it is fetched again, and continues by itself. Is a transaction "
+            "open there (kafka-marshal check names it)? Can the broker that leads this partition be reached from here, "
+            "is the group throttled by a quota?"
         )
 
     @staticmethod
