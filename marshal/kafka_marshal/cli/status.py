@@ -157,7 +157,7 @@ def _picture(
         notes=notes,
         json={
             "topic": view.replica.topic,
-            "clock": {"source": view.clock.source, "now": view.clock.now_ms()},
+            "clock": {"source": view.clock.source, "now": view.clock.now_ms(), "judged_at": view.now_ms()},
             "partitions": [
                 {
                     "partition": cp,
@@ -239,7 +239,7 @@ def _group_state(group: GroupRow, problems: list[Problem]) -> Cell:
         return Cell("not known", "yellow")
     if group.checkpoints is not None and group.checkpoints.barrier is not None:
         words.append("takes a checkpoint")
-    bad = {"position_lost", "no_topic", "stuck", "stuck_key", "gone", "hung"} & amounts.keys()
+    bad = {"position_lost", "no_topic", "stuck", "stuck_key", "all_silent", "gone", "hung"} & amounts.keys()
     return Cell(", ".join(words) or "ok", "bold red" if bad else "yellow" if words else "green")
 
 
@@ -268,6 +268,7 @@ def _group_json(group: GroupRow, problems: list[Problem]) -> dict[str, object]:
         "no_progress_at_least": group.is_behind_longer,
         "paused": group.is_paused,
         "silence_ms": group.silent_ms,
+        "all_silent_since": None if group.all_silent is None else group.all_silent.since,
         "problems": [problem_json(problem) for problem in problems],
         **checkpoints_json(group.checkpoints),
     }
@@ -335,6 +336,7 @@ def _member_json(member: MemberRow) -> dict[str, object]:
         "lag": member.lag,
         "state": member.state,
         "silence_ms": member.silence_ms,
+        "outage_ms": member.stood_ms,
         "no_progress_ms": member.no_progress_ms,
         "no_progress_at_least": member.is_still_longer,
         "hung": member.is_hung,
@@ -352,6 +354,7 @@ def _heard_json(run: WorkerRow) -> dict[str, object]:
         "lag": None,
         "state": "idle",
         "silence_ms": run.silence_ms,
+        "outage_ms": 0,
         "no_progress_ms": None,
         "no_progress_at_least": False,
         "hung": False,
@@ -409,7 +412,7 @@ def _notes(view: View, groups: list[GroupRow]) -> list[str]:
         )
     if view.clock.local_is_behind_ms > 1_000:
         notes.append(f"this machine's clock is at least {span(view.clock.local_is_behind_ms)} behind the broker's.")
-    return notes + view.notes_on_upgrades()
+    return [*notes, *view.notes_on_time(), *view.notes_on_upgrades()]
 
 
 def _json(row: LeaseRow) -> dict[str, object]:
@@ -427,6 +430,7 @@ def _json(row: LeaseRow) -> dict[str, object]:
         "last_beat": row.last_beat,
         "state": row.state,
         "silence_ms": row.silence_ms,
+        "outage_ms": row.stood_ms,
         "next": row.next,
         "granted": row.granted,
         "log_end": row.log_end,

@@ -205,6 +205,14 @@ class Fold:
         key = lease_of(outcome)
         return None if key is None else self.owners[cp].now.get(key)
 
+    def silent(self, outcome: Outcome) -> list[tuple[str, int]]:
+        """Members that this record found overdue, with their silence (ms) since their own last record: before `see`."""
+        group, at = group_of(outcome), outcome.log_time
+        return [
+            (client, max([at - run.last_at for run in self._newest(group, client)], default=silence_ms))
+            for client, silence_ms in outcome.silent
+        ]
+
     def see(self, cp: int, outcome: Outcome) -> None:
         """Take in a record that the world of this coordination partition has just applied."""
         message, kind = outcome.message, outcome.type

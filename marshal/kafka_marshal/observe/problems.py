@@ -15,7 +15,8 @@ from kafka_marshal.observe.rows import (
     partitions_of,
     span_text,
 )
-from kafka_marshal.observe.text import count, span
+from kafka_marshal.observe.standstill import silence_text
+from kafka_marshal.observe.text import count, span, time_text
 
 if TYPE_CHECKING:
     from kafka_marshal.observe.rows import (
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         MemberRow,
         WorkerRow,
     )
+    from kafka_marshal.observe.standstill import AllSilent
 
 #: Kind → the group's state in `status`. Kinds are part of the JSON of `check` and `status`.
 KINDS = {
@@ -38,6 +40,7 @@ KINDS = {
     "stuck_try": "wait for a try",
     "holes": "open messages near the limit",
     "parked": "set aside",
+    "all_silent": "all silent",
     "gone": "gone",
     "no_holder": "without a holder",
     "pause_over": "pause is over",
@@ -110,7 +113,10 @@ def problems_of(
     """All problems of the group, the worst first."""
     name = group.group
     found = [*_standing_still(group), *_held_back(group), *_members(group, max_silence_ms)]
-    found += _old_cuts(group, max_cut_ms)
+    if group.all_silent is not None and group.all_silent.members > 1:
+        found = [_all_silent(group, group.all_silent), *(each for each in found if each.kind not in _OF_SILENT)]
+    else:
+        found += _old_cuts(group, max_cut_ms)
     free = [row for row in group.unheld if row.client is None and not row.no_topic]
     if free and not group.is_over:
         found.append(Problem(name, "no_holder", _unheld_text(group, free), len(free), free))
@@ -132,6 +138,29 @@ def problems_of(
     return found
 
 
+#: What is said of members one by one, and only if they are not silent together.
+_OF_SILENT: Final = ("stuck_key", "hung", "silence")
+
+
+def _all_silent(group: GroupRow, found: AllSilent) -> Problem:
+    rows = [row for row in group.leases if row.client is not None and (row.silence_ms or 0) <= found.most_ms]
+    waiting = sum(row.lag or 0 for row in rows)
+    text = (
+        f"all {found.members} members silent since {time_text(found.since)} ({span(found.ms)}), and nothing else "
+        f"came to their log: check Kafka, and the network to it. {_kafka_seen(found)}. They hold "
+        f"{count(partitions_of(rows), 'partition')}, {waiting:,} waiting. More members would make it worse: first see "
+        "whether their processes run, and their logs"
+    )
+    return Problem(group.group, "all_silent", text, found.members, rows)
+
+
+def _kafka_seen(found: AllSilent) -> str:
+    """What the command itself saw of Kafka."""
+    if found.kafka_ms is None:
+        return "This command read the log, and asked Kafka nothing else"
+    return f"Kafka answered this command within {span(found.kafka_ms)}"
+
+
 def _unheld_text(group: GroupRow, free: list[LeaseRow]) -> str:
     """Partitions without a holder, and what to do: a group whose workers have just died has not ended."""
     waiting = sum(row.lag or 0 for row in free)
@@ -142,7 +171,7 @@ def _unheld_text(group: GroupRow, free: list[LeaseRow]) -> str:
     if group.members:
         return text
     text += f". No worker holds anything of the group{_heard(group.idle)}. {_last_seen(group)}"
-    if not group.living:
+    if not group.living and group.all_silent is None:
         text += ". Start its workers: they continue at its positions"
     if group.silent_ms > DAY_MS:
         text += f". If it is over: kafka-marshal forget-group {shlex.quote(group.group)} (its positions are lost then)"
@@ -155,7 +184,8 @@ def _last_seen(group: GroupRow) -> str:
 
 def _standing_still(group: GroupRow) -> Iterator[Problem]:
     hung = {id(row) for member in group.members if member.is_still for row in member.leases}
-    still = [row for row in group.leases if row.stuck and not (id(row) in hung and row.stuck.startswith(NO_PROGRESS))]
+    hidden = {id(row) for row in group.leases} if group.all_silent is not None else hung
+    still = [row for row in group.leases if row.stuck and not (id(row) in hidden and row.stuck.startswith(NO_PROGRESS))]
     for (kind, why), rows in _by_reason(still):
         text = f"{places(rows)}: {why}"
         if kind == "no_topic":
@@ -190,8 +220,9 @@ def _waiting(group: GroupRow, rows: Iterable[LeaseRow]) -> str:
     if not any(each.holder is None and not each.is_parked for row in rows for each in row.open):
         return ""
     return (
-        ". Messages wait for their next try there, and their keys for them: kafka-marshal open-messages "
-        f"{shlex.quote(group.group)} lists them, and says how to set one aside"
+        ". Messages of it are open that no member has: tried before, or left by a member that lost them; their keys "
+        f"wait for them. kafka-marshal open-messages {shlex.quote(group.group)} lists them, and says how to set one "
+        "aside"
     )
 
 
@@ -274,15 +305,25 @@ def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
             text += _waiting(group, member.leases)
             yield Problem(group.group, "hung", text, 1, member.leases)
         elif member.state == "gone":
-            text = f"{where} is gone: silent for {span(member.silence_ms)}. It {holds}"
-            if not group.living:
+            together = group.all_silent
+            is_with_all = together is not None and member.silence_ms <= together.most_ms
+            if is_with_all and together.members > 1:
+                continue
+            text = f"{where} is gone: silent for {silence_text(member.silence_ms, member.stood_ms)}. It {holds}"
+            if is_with_all:
+                text += (
+                    f", {member.lag or 0:,} waiting. Nothing else came to the log since: check Kafka, and whether its "
+                    f"process runs. {_kafka_seen(together)}"
+                )
+            elif not group.living and together is None:
                 text += (
                     f", {member.lag or 0:,} waiting. No other worker is alive: start one, it continues at their "
                     "positions"
                 )
             yield Problem(group.group, "gone", text, 1, member.leases)
-        elif max_silence_ms is not None and member.state != "unknown" and member.silence_ms > max_silence_ms:
-            text = f"{where} is silent for {span(member.silence_ms)}, more than {span(max_silence_ms)}. It {holds}"
+        elif max_silence_ms is not None and member.state != "unknown" and member.quiet_ms > max_silence_ms:
+            silence = silence_text(member.silence_ms, member.stood_ms)
+            text = f"{where} is silent for {silence}, more than {span(max_silence_ms)}. It {holds}"
             yield Problem(group.group, "silence", text, 1, member.leases)
 
 

@@ -12,15 +12,14 @@ from __future__ import annotations
 import time
 import uuid
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from kafka_marshal.client.view import holdings
-from kafka_marshal.engine.work.topic_mark import POSITION_LOST, kafka_counts, why_lost
+from kafka_marshal.engine.work.topic_mark import kafka_counts
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.instance import Instance
 from kafka_marshal.node.checks import SET_BACK_MS, clock_set_back
@@ -28,12 +27,14 @@ from kafka_marshal.node.coordination_topic import log_name
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.observe.checkpoint_rows import checkpoints_row
 from kafka_marshal.observe.cuts import cut_in
+from kafka_marshal.observe.data_topics import DataTopics
 from kafka_marshal.observe.fold import Fold
 from kafka_marshal.observe.log import LOOK_STEP_S
 from kafka_marshal.observe.meter import BrokerClock, Meter, listening_s
-from kafka_marshal.observe.rows import DAY_MS, FOREIGN_COMMIT, NO_TOPIC, GroupRow, LeaseRow, PauseRow, WorkerRow
+from kafka_marshal.observe.rows import DAY_MS, GroupRow, LeaseRow, PauseRow, WorkerRow
+from kafka_marshal.observe.standstill import AllSilent, Heard, Standstills, all_silent
 from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts, waiting_for_all
-from kafka_marshal.observe.text import local_ms
+from kafka_marshal.observe.text import local_ms, span, time_text
 from kafka_marshal.ports import TailBatch
 from kafka_marshal.rights import grant
 from kafka_marshal.topic_names import snapshots_topic
@@ -43,81 +44,8 @@ from rationalizer.limits import STALE_AFTER_INTERVALS
 if TYPE_CHECKING:
     from kafka_marshal.client.view import LeaseInfo
     from kafka_marshal.observe.fold import Worker
-    from kafka_marshal.ports import Ack, Cluster, TopicInfo
-    from kafka_marshal.types import Key
+    from kafka_marshal.ports import Ack, Cluster, LogEntry
     from rationalizer import Group, Outcome, Progress, World
-
-
-class DataTopics:
-    """The topics, as the cluster described them when last asked."""
-
-    def __init__(self, cluster: Cluster, log_name: str) -> None:
-        self._cluster = cluster
-        self._log_name = log_name
-        #: Where each partition's log begins and ends.
-        self.marks: dict[Key, tuple[int, int]] = {}
-        self._topics: dict[str, TopicInfo] = {}
-        #: Topics that this user may not see.
-        self._hidden: frozenset[str] = frozenset()
-        #: By group that processes in transactions: the offsets in Kafka that count, and the metadata beside them (M7).
-        self._offsets: dict[str, Mapping[Key, tuple[int, str]]] = {}
-
-    def look_at_offsets(self, groups: set[str], timeout_s: float) -> None:
-        """Ask for the committed offsets of these groups (*blocking*); those that this user may not see are left out."""
-        self._offsets = {}
-        for group in groups:
-            with suppress(MarshalError):
-                self._offsets[group] = self._cluster.kafka_group(group, timeout_s).committed
-
-    def look(self, topics: set[str], timeout_s: float) -> None:
-        """Ask for these topics, and where their logs begin and end (*blocking*)."""
-        self._topics = self._visible(topics, timeout_s) if topics else {}
-        partitions = [
-            (name, number)
-            for name, info in self._topics.items()
-            for number in range(info.partitions)
-            if number not in info.leaderless
-        ]
-        self.marks = self._cluster.watermarks(partitions, timeout_s) if partitions else {}
-
-    def _visible(self, topics: set[str], timeout_s: float) -> dict[str, TopicInfo]:
-        """Those that this user may see: a claim can name any topic, and a forbidden one hides no other (*blocking*)."""
-        self._hidden = frozenset()
-        try:
-            return self._cluster.topic_info(topics, timeout_s)
-        except AuthorizationError:
-            seen = topics & self._cluster.topics(timeout_s).keys()
-            self._hidden = frozenset(topics - seen)
-            return self._cluster.topic_info(seen, timeout_s) if seen else {}
-
-    def why_stuck(self, info: LeaseInfo, progress: Progress) -> str:
-        """Why no worker can read this partition; "": the topic shows no reason."""
-        topic = self._topics.get(info.topic)
-        if info.topic in self._hidden:
-            return f"not to be seen by this user, if it is there. {grant('DESCRIBE', 'topic', [info.topic])}"
-        if topic is None:
-            return f"{NO_TOPIC} on this cluster any more"
-        if info.partition >= topic.partitions:
-            return f"{NO_TOPIC} with that many partitions any more: it has {topic.partitions}"
-        if info.partition in topic.leaderless:
-            return "no leader: nobody can read or write it"
-        _, log_end = self.marks.get((info.topic, info.partition), (None, None))
-        return why_lost(topic, progress, log_end) or self._foreign(info, progress)
-
-    def _foreign(self, info: LeaseInfo, progress: Progress) -> str:
-        """Why no member works on it: another program has committed for the group in Kafka (M7); "": none has."""
-        from kafka_marshal.engine.work.taking_over import is_ours
-
-        found = self._offsets.get(info.group_id, {}).get((info.topic, info.partition))
-        if info.client_id is not None or found is None or not kafka_counts(progress):
-            return ""
-        offset, metadata = found
-        if is_ours(metadata, info.epoch, self._log_name):
-            return ""
-        return (
-            f"{POSITION_LOST}: {FOREIGN_COMMIT} offset {offset} for this group in Kafka, which processes "
-            "in transactions"
-        )
 
 
 def why_no_share(group: Group | None, client: str) -> str:
@@ -135,6 +63,12 @@ _STAMP = itemgetter(1)
 
 #: Members write this often in each of their heartbeat intervals.
 _BEATS = 3
+
+#: After the log was read, what came meanwhile is read until nothing comes for this long (s), or it is this new (ms).
+_ON_S, _NEW_MS = 0.02, 1_000
+
+#: What is judged is said to be of a moment before if that is longer ago (ms).
+_LATE_MS = 2_000
 
 #: Waits for records check this often for Ctrl-C.
 _SLICE_S = 0.2
@@ -176,6 +110,14 @@ class View:
         self._day_marks: dict[tuple[str, int], int] = {}
         #: Called for each applied record.
         self.observers: list[Callable[[int, int, Outcome], object]] = []
+        #: Spans in which the log stood still.
+        self.standstills: Standstills = Standstills()
+        #: The broker's time (ms) up to which the log was read: silence is judged then, however long look-ups take.
+        self.judged_at: int | None = None
+        #: How long (ms) Kafka took to answer the last look-ups; None: none yet.
+        self.kafka_ms: float | None = None
+        #: Group → since when all of its members are silent, of those that are.
+        self._silent: dict[str, AllSilent] = {}
         #: CP → timestamp of its last record.
         self._stamps: dict[int, int] = {}
         #: The topics that groups read.
@@ -208,6 +150,17 @@ class View:
         self._begin_fold()
         for world in self.worlds.values():
             self.clock.at_least(world.log_time)
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Read what came while the log was read: a long one takes a while, and silence is judged at its end."""
+        until = time.monotonic() + self.patience_s
+        while time.monotonic() < until:
+            before = dict(self._stamps)
+            self.follow(_ON_S, until=lambda before=before: self._stamps != before)  # type: ignore[misc]
+            news = [stamp for cp, stamp in self._stamps.items() if stamp != before.get(cp)]
+            if not news or max(news) >= self.clock.now_ms() - _NEW_MS:
+                return
 
     def _apply_in_slices(self, batch: TailBatch) -> None:
         """Old records at once; those of the last minutes in slices, with a sample of the meter after each."""
@@ -221,6 +174,7 @@ class View:
 
     def _apply(self, cp: int, entries: list[tuple[int, int, bytes | None]]) -> None:
         step_ms = _step_ms(entries[-1][1], self._window_start)
+        self.standstills.see(self.worlds[cp], entries[0][1])
         is_followed = step_ms > 0 or bool(self.observers)
         if is_followed:
             self._follow(self.worlds[cp])
@@ -261,11 +215,34 @@ class View:
                 self.clock.heard(entries[-1][1])
                 self.clock.at_least(entries[-1][1])
             self.replica.on_beats = None if self.observers else self.fold.hear
-            self.replica.apply(batch, self._note)
+            for cp, entries in batch.records.items():
+                for run in self._runs(cp, entries):
+                    self.replica.apply(TailBatch({cp: run}), self._note)
+            self.replica.apply(TailBatch({}, batch.ends, batch.faults))
             for cp in batch.records:
                 self.meter.sample(self.worlds[cp])
             if batch.records and step_s > 0 and self.replica.tail.rest():
                 time.sleep(max(0.0, min(step_s, deadline - time.monotonic())))
+        self.judged_at: int | None = self.clock.now_ms()
+
+    def _runs(self, cp: int, entries: list[LogEntry]) -> Iterator[list[LogEntry]]:
+        """The records of a partition, cut where it stood still; each run is applied before the next."""
+        begin, patience_ms = 0, self.standstills.patience_ms(self.worlds[cp])
+        for end, (_, stamp, _) in enumerate(entries[1:], 1):
+            if stamp - entries[end - 1][1] > patience_ms:
+                self.standstills.see(self.worlds[cp], entries[begin][1])
+                yield entries[begin:end]
+                begin = end
+        self.standstills.see(self.worlds[cp], entries[begin][1])
+        yield entries[begin:] if begin else entries
+
+    def stood_ms(self, cp: int, since: int) -> int:
+        """How long (ms) a partition of the log has stood still since that log time: it counts for no member."""
+        return self.standstills.lasting(self.worlds[cp], since, self.now_ms())
+
+    def now_ms(self) -> int:
+        """The broker's time (ms) at which silence is judged."""
+        return self.clock.now_ms() if self.judged_at is None else self.judged_at
 
     def watch(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """The same, read in steps: for what is shown again and again."""
@@ -330,6 +307,7 @@ class View:
         """Look up where the logs of all topics that groups read begin and end (*blocking*)."""
         if self.outage:
             return
+        began = time.monotonic()
         wanted = None if groups is None else set(groups)
         topics = {
             info.topic
@@ -350,6 +328,7 @@ class View:
             },
             self.patience_s,
         )
+        self.kafka_ms: float | None = 1000 * (time.monotonic() - began)
 
     def rows(self, group: str | None = None) -> list[LeaseRow]:
         """All known leases and pieces (of one group), sorted by group, topic, partition and keys (*blocking*).
@@ -358,7 +337,7 @@ class View:
         """
         if self.outage:  # known positions may lie beyond the last known log ends
             return [replace(row, outage=True) for row in self._rows]
-        now_ms = self.clock.now_ms()
+        now_ms = self.now_ms()
         taking = {each.group_id: each for each in self.coordinated() if each.checkpoints is not None}
         rows = [
             self._row(cp, info, progress, now_ms, taking.get(info.group_id))
@@ -366,6 +345,12 @@ class View:
             for info, progress in holdings(world, group, by_keys=True)
         ]
         rows.sort(key=lambda row: (row.group, row.topic, row.partition, row.lo))
+        heard = Heard.of(rows, self.coordinated(), self.fold.workers(now_ms - _HISTORY_MS))
+        log_times = {cp: world.log_time for cp, world in self.worlds.items()}
+        together = {name: all_silent(each, log_times, now_ms, self.kafka_ms) for name, each in heard.items()}
+        self._silent = {name: found for name, found in together.items() if found is not None}
+        silent = {name: found.most_ms for name, found in self._silent.items() if found.may_live}
+        rows = [replace(row, with_all_ms=silent[row.group]) if row.group in silent else row for row in rows]
         rows = mark_held_back(self._cluster, mark_stuck(self._cluster, rows, now_ms))
         self._rows = mark_verdicts(self._cluster, rows, self.meter, now_ms, self.patience_s)
         return self._rows
@@ -382,7 +367,7 @@ class View:
             by_group.setdefault(row.group, []).append(row)
         for pause in pauses:
             by_group.setdefault(pause.group, [])
-        now_ms = self.clock.now_ms()
+        now_ms = self.now_ms()
         runs = self.fold.workers(now_ms - _HISTORY_MS)
         heard = [self._heard(run, homes.get(run.group), now_ms) for run in runs]
         last_heard: dict[str, int] = {}
@@ -401,6 +386,7 @@ class View:
                 [run for run in heard if run.group == name],
                 "claimed" if any(row.cp is not None for row in rows) else "",
                 silent_at_least=silent[name][1],
+                all_silent=None if self.outage else self._silent.get(name),
             )
             for name, rows in sorted(by_group.items())
         ]
@@ -473,7 +459,7 @@ class View:
             for pause in world.pauses():
                 if group is None or pause.group_id == group:
                     where.setdefault((pause.group_id, pause.client_id), {})[cp] = pause.expires
-        now_ms = self.clock.now_ms()
+        now_ms = self.now_ms()
         return [
             PauseRow(name, client, max(found.values()), max(found.values()) - now_ms, found)
             for (name, client), found in sorted(where.items())
@@ -516,17 +502,18 @@ class View:
             heartbeat_interval_ms=info.heartbeat_interval_ms if is_held or is_lease else None,
             last_beat=info.last_beat if is_held or is_lease else None,
             silence_ms=max(0, now_ms - info.last_beat) if is_held else None,
+            stood_ms=self.standstills.within(cp, info.last_beat, now_ms, least=2) if is_held else 0,
             stable=info.stable,
             ranges=info.ranges,
             granted=info.granted,
             log_start=low,
             log_end=high,
             stuck=self.data.why_stuck(info, progress),
-            idle_ms=max(0, now_ms - moved_at - as_of_ms),
+            idle_ms=self._worked_ms(cp, moved_at, as_of_ms),
             idle_at_least=not is_seen_moving,
-            stable_ms=max(0, now_ms - min(stable_at or last_beat, last_beat) - as_of_ms),
+            stable_ms=self._worked_ms(cp, min(stable_at or last_beat, last_beat), as_of_ms),
             stable_at_least=not is_seen_behind,
-            held_ms=max(0, now_ms - granted_at - as_of_ms),
+            held_ms=self._worked_ms(cp, granted_at, as_of_ms),
             kind=info.kind,
             lo=info.lo,
             hi=info.hi,
@@ -538,11 +525,23 @@ class View:
         )
         return replace(row, speed=self.meter.per_second(key)) if row.held and not row.lost else row
 
+    def _worked_ms(self, cp: int, since: int, as_of_ms: int) -> int:
+        """How long (ms) ago that was, less the time in which the log stood still, or is not known."""
+        return max(0, self.now_ms() - since - self.stood_ms(cp, since) - as_of_ms)
+
     def notes_on_clocks(self) -> list[str]:
         """Whether a broker's clock was set back, according to the last record of each CP."""
         steps = {cp: self.worlds[cp].log_time - stamp for cp, stamp in self._stamps.items() if stamp >= 0}
         note = clock_set_back(self.replica.topic, {cp: step for cp, step in steps.items() if step >= SET_BACK_MS})
         return [note] if note else []
+
+    def notes_on_time(self) -> list[str]:
+        """At which moment of the log all is judged, if that is a while ago."""
+        late_ms = self.clock.now_ms() - self.now_ms()
+        note = (
+            f"judged as of {time_text(self.now_ms())}, {span(late_ms)} ago: Kafka took that long to be asked the rest"
+        )
+        return [note] if late_ms > _LATE_MS else []
 
     def notes_on_upgrades(self) -> list[str]:
         """CPs that this release can't follow any further."""
