@@ -19,6 +19,8 @@ from rationalizer import (
     CommitRanges,
     Heartbeat,
     Record,
+    ReleaseGroup,
+    ReleasingPartition,
     SettlingMessages,
     Tick,
     Upgrade,
@@ -221,3 +223,37 @@ def test_what_is_judged_is_of_when_the_log_was_read() -> None:
     assert note.startswith("judged as of 2023-")
     assert ", 30 s ago: " in note
     assert fleet.look(lambda view, _: view.notes_on_time()) == []
+
+
+# -- pauses --------------------------------------------------------------------------------------------------
+
+
+def test_a_pause_that_lasts_while_messages_wait_is_a_problem() -> None:
+    fleet = Fleet(2)
+    fleet.work(10, 0, 1)
+    fleet.messages(0, 1_500)
+    pause = fleet.append(0, ReleaseGroup("x", "ann", GROUP, int(fleet.now) + 3_600_000))
+    for number, ids in enumerate(fleet.ids):
+        fleet.append(number, ReleasingPartition(*ids, DATA, number, fleet.epochs[number], None))
+    fleet.now += 240_000
+    assert fleet.check() == [], pause
+    assert [kind for kind, _, _ in fleet.check(max_pause_ms=60_000)] == ["paused"]
+    fleet.append(0, ReleaseGroup("x", "ann", GROUP, int(fleet.now) + 3_600_000))  # it is made longer
+    fleet.now += 120_000
+    ((kind, _, text),) = fleet.check()
+    assert kind == "paused"
+    assert text == (
+        "paused by ann for 6 min, 58 min left; 1,500 messages waiting, no worker there, longer than 5 min. If what it "
+        "was for is done: kafka-marshal release-group g --resume"
+    )
+    fleet.append(0, ReleaseGroup("x", "ann", GROUP, 0))
+    fleet.append(0, ReleaseGroup("x", "ann", GROUP, int(fleet.now) + 3_600_000))
+    assert fleet.check() == [], "another one"
+
+
+def test_a_pause_without_messages_waiting_is_none() -> None:
+    fleet = Fleet(1)
+    fleet.append(0, ReleaseGroup("x", "ann", GROUP, int(fleet.now) + 36_000_000))
+    fleet.append(0, ReleasingPartition(*fleet.ids[0], DATA, 0, fleet.epochs[0], None))
+    fleet.now += 900_000
+    assert fleet.check() == []

@@ -12,7 +12,7 @@ from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import print_json, progress, say, say_warning
 from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.open_problems import open_problems
-from kafka_marshal.observe.problems import Problem, problems_of, too_few
+from kafka_marshal.observe.problems import Problem, pause_text, problems_of, too_few
 from kafka_marshal.observe.rows import GroupRow, partitions_of
 from kafka_marshal.observe.text import count
 
@@ -30,6 +30,13 @@ _LISTED = 5
     callback=span_option,
     metavar="SPAN",
     help="The oldest that the last cut of a piece with messages waiting may be (5m).",
+)
+@click.option(
+    "--max-pause",
+    callback=span_option,
+    default="5m",
+    metavar="SPAN",
+    help="The longest that a group with messages waiting may be paused (5m).",
 )
 @click.option("--max-parked", type=click.IntRange(min=0), metavar="N", help="The most messages of a group set aside.")
 @click.option(
@@ -55,6 +62,7 @@ def check(
     max_parked_age: int | None,
     max_log: int | None,
     least: dict[str, int],
+    max_pause: int,
 ) -> int:
     r"""Is all well? Exit status 0, or 1 with the reasons, one a line. For cron, probes and alerts.
 
@@ -77,6 +85,7 @@ def check(
     gone           a worker that holds partitions is silent for more than 2 of its heartbeat intervals (its session)
     no holder      a partition without a live holder; not in a paused group, nor in a group without workers that has
                    done everything
+    paused         for longer than --max-pause, with messages waiting; a shorter pause is a warning on standard error
     pause over     a pause whose time has passed, but that no record has ended
     lag, silence   above --max-lag (the lag of the whole group), --max-silence
     members        fewer are alive than --min-members: they hold a partition, are members, or wait for a partition
@@ -114,7 +123,7 @@ def check(
         problem
         for each in groups
         for problem in (
-            *problems_of(each, max_lag, max_silence, least.get(each.group, least.get("", 0)), max_cut),
+            *problems_of(each, max_lag, max_silence, least.get(each.group, least.get("", 0)), max_cut, max_pause),
             *of_open.get(each.group, ()),
         )
     ]
@@ -124,7 +133,10 @@ def check(
         reasons.append(no_group(group, known))
     if max_log is not None and size.records > max_log:
         reasons.append(f"the log has {count(size.records, 'record')}, more than {max_log:,}: {size.text}")
-    warnings = [*late, *size.warnings()]
+    shorter = [(each, pause) for each in groups for pause in each.pauses if not pause.is_over]
+    named = {problem.group for problem in found if problem.kind == "paused"}
+    pauses = [f"{each.group}: {pause_text(each, pause)}" for each, pause in shorter if each.group not in named]
+    warnings = [*late, *pauses, *size.warnings()]
     if options.json:
         print_json({**_json(options.topic, groups, left_out, found, reasons), "log": size.json, "warnings": warnings})
     else:

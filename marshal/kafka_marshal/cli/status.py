@@ -175,7 +175,13 @@ def _picture(
             ],
             "leases": [_json(row) for each in groups for row in each.leases if row.cp is not None],
             "pauses": [
-                {"partition": cp, "group": pause.group, "client": pause.client, "expires": expires}
+                {
+                    "partition": cp,
+                    "group": pause.group,
+                    "client": pause.client,
+                    "expires": expires,
+                    "lasts_ms": pause.lasts_ms,
+                }
                 for pause in pauses
                 for cp, expires in sorted(pause.where.items())
             ],
@@ -224,7 +230,7 @@ def _group_state(group: GroupRow, problems: list[Problem]) -> Cell:
     amounts: dict[str, int] = {}
     for problem in problems:
         amounts[problem.kind] = amounts.get(problem.kind, 0) + problem.amount
-    words = [KINDS[kind] if kind == "pause_over" else f"{n:,} {KINDS[kind]}" for kind, n in amounts.items()]
+    words = [KINDS[kind] if kind in ("pause_over", "paused") else f"{n:,} {KINDS[kind]}" for kind, n in amounts.items()]
     draining = sum(member.asked_ms is not None for member in group.members)
     if draining:
         words.append(f"{draining:,} draining")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         GroupRow,
         LeaseRow,
         MemberRow,
+        PauseRow,
         WorkerRow,
     )
     from kafka_marshal.observe.standstill import AllSilent
@@ -43,11 +44,15 @@ KINDS = {
     "all_silent": "all silent",
     "gone": "gone",
     "no_holder": "without a holder",
+    "paused": "paused for long",
     "pause_over": "pause is over",
     "members": "members too few",
     "lag": "behind",
     "silence": "silent",
 }
+
+#: A pause that has lasted for longer (ms) while messages wait is a problem: that of `release-group` ends before.
+LONG_PAUSE_MS: Final = 300_000
 
 #: The most ranges of partitions, and the most workers, that a text lists.
 _LISTED = 8
@@ -109,6 +114,7 @@ def problems_of(
     max_silence_ms: int | None = None,
     min_members: int = 0,
     max_cut_ms: int | None = None,
+    max_pause_ms: int = LONG_PAUSE_MS,
 ) -> list[Problem]:
     """All problems of the group, the worst first."""
     name = group.group
@@ -130,12 +136,26 @@ def problems_of(
                 f"since: no worker runs. To end it for good: kafka-marshal release-group {shlex.quote(name)} --resume"
             )
             found.append(Problem(name, "pause_over", text, 1, []))
+        elif pause.lasts_ms > max_pause_ms and group.known_lag:
+            rows = [row for row in group.leases if row.lag]
+            text = f"{pause_text(group, pause)}, longer than {span(max_pause_ms)}. If what it was for is done: "
+            text += f"kafka-marshal release-group {shlex.quote(name)} --resume"
+            found.append(Problem(name, "paused", text, 1, rows))
     if group.living < min_members:
         found.append(too_few(name, group.living, min_members))
     behind = group.known_lag
     if max_lag is not None and behind > max_lag:
         found.append(Problem(name, "lag", f"{count(behind, 'message')} behind, more than {max_lag:,}", behind, []))
     return found
+
+
+def pause_text(group: GroupRow, pause: PauseRow) -> str:
+    """A pause in words: what waits, and who is there to go on."""
+    there = count(group.worker_count, "worker") if group.worker_count else "no worker"
+    return (
+        f"paused by {pause.client} for {span(pause.lasts_ms)}, {span(pause.left_ms)} left; "
+        f"{count(group.known_lag, 'message')} waiting, {there} there"
+    )
 
 
 #: What is said of members one by one, and only if they are not silent together.

@@ -474,6 +474,8 @@ class PauseRow:
     left_ms: int
     #: Coordination partition → when it ends there.
     where: dict[int, int]
+    #: How long (ms) it has lasted, as far back as the log was read.
+    lasts_ms: int = 0
 
     @property
     def is_over(self) -> bool:

@@ -461,7 +461,10 @@ class View:
                     where.setdefault((pause.group_id, pause.client_id), {})[cp] = pause.expires
         now_ms = self.now_ms()
         return [
-            PauseRow(name, client, max(found.values()), max(found.values()) - now_ms, found)
+            PauseRow(
+                *(name, client, max(found.values()), max(found.values()) - now_ms, found),
+                max(0, now_ms - self.fold.paused[name][1]) if name in self.fold.paused else 0,
+            )
             for (name, client), found in sorted(where.items())
         ]
 
