@@ -81,7 +81,7 @@ class Span:
     hi: int = MAX_KEY_HASH
     #: False: a piece of a partition of a coordinated group.
     is_lease: bool = True
-    #: For how much (ms) of the time from its last beat to its end the whole log stood still, where that was looked up.
+    #: For how much (ms) of the time from its last beat to its end the whole log was silent, where that was looked up.
     stood_ms: int = 0
 
     @property

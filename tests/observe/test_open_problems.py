@@ -52,7 +52,7 @@ class Scene:
         return [self.cluster.broker.produce(LOG, 0, encode(record)) for record in records][-1]
 
     def beat_on(self, ms: int, *beats: Record) -> None:
-        """These come each second for this long: a log that stands still counts for no worker."""
+        """These come each second for this long: a silent log counts for no worker."""
         for _ in range(ms // 1_000):
             self.now += 1_000
             self.append(*beats)

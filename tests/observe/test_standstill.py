@@ -1,4 +1,4 @@
-"""Silence and outages: a log that stands still makes no member dead, hung or slow."""
+"""Silence and outages: a silent log makes no member dead, hung or slow."""
 
 from __future__ import annotations
 
@@ -216,13 +216,13 @@ def test_what_is_judged_is_of_when_the_log_was_read() -> None:
     def later(view: View, row: GroupRow) -> Any:
         fleet.now += 30_000  # brokers took that long to say where the topics end
         (row,) = view.groups(GROUP)
-        return [member.state for member in row.members], view.notes_on_time()
+        return [member.state for member in row.members], view.silence.notes()
 
     states, (note,) = fleet.look(later)
     assert states == ["seen", "seen"]
     assert note.startswith("judged as of 2023-")
     assert ", 30 s ago: " in note
-    assert fleet.look(lambda view, _: view.notes_on_time()) == []
+    assert fleet.look(lambda view, _: view.silence.notes()) == []
 
 
 # -- pauses --------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def check(
     stuck batch    a worker of a shared partition beats and has had a batch for a minute, and 3 heartbeat intervals
     holes          a partition has more than half of the open messages that it may have (10,000)
     parked         more messages are set aside than --max-parked, or for longer than --max-parked-age
-    all silent     the members of a group fell silent at the same moment, with all of their log: look at Kafka first;
+    all silent     the members of a group fell silent at the same moment, with all of their log: check Kafka first;
                    this takes the place of what is said of each of them
     gone           a worker that holds partitions is silent for more than 2 of its heartbeat intervals (its session)
     no holder      a partition without a live holder; not in a paused group, nor in a group without workers that has
@@ -110,7 +110,7 @@ def check(
             left_out = [each for each in found_all if each.is_dead and each.group not in {group, *least}]
             groups = [each for each in found_all if each not in left_out]
             known, notes = view.names(), [*view.notes_on_upgrades(), *view.notes_on_clocks()]
-            late = view.notes_on_time()
+            late = view.silence.notes()
             size = sizes_of(cluster).read(view, sum(each.living for each in found_all))
             of_open = {
                 each.group: open_problems(cluster, view, each, max_parked, max_parked_age)

@@ -301,7 +301,7 @@ def _members(view: View, row: GroupRow, known: Group | None) -> list[_Member]:
             _Member(each.client, each.instance or "", each.silence_ms, 2 * each.heartbeat_interval_ms, each.leases)
             for each in row.members
         ]
-    now_ms = view.now_ms()
+    now_ms = view.silence.now_ms()
     return [
         _Member(
             member.client_id,
@@ -393,7 +393,7 @@ def _rebalance_cells(view: View, each: Rebalance) -> list[str | Cell]:
     vacant = [moved.vacant_ms for moved in each.moved if moved.vacant_ms is not None]
     return [
         str(each.generation),
-        Cell(time_text(each.log_time), short=clock_text(each.log_time, view.now_ms())),
+        Cell(time_text(each.log_time), short=clock_text(each.log_time, view.silence.now_ms())),
         "; ".join(why_rebalanced(each)) or "-",
         str(each.members),
         str(len(each.moved)),

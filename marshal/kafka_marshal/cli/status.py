@@ -157,7 +157,7 @@ def _picture(
         notes=notes,
         json={
             "topic": view.replica.topic,
-            "clock": {"source": view.clock.source, "now": view.clock.now_ms(), "judged_at": view.now_ms()},
+            "clock": {"source": view.clock.source, "now": view.clock.now_ms(), "judged_at": view.silence.now_ms()},
             "partitions": [
                 {
                     "partition": cp,
@@ -342,7 +342,7 @@ def _member_json(member: MemberRow) -> dict[str, object]:
         "lag": member.lag,
         "state": member.state,
         "silence_ms": member.silence_ms,
-        "outage_ms": member.stood_ms,
+        "outage_ms": member.last_heard.stood_ms,
         "no_progress_ms": member.no_progress_ms,
         "no_progress_at_least": member.is_still_longer,
         "hung": member.is_hung,
@@ -418,7 +418,7 @@ def _notes(view: View, groups: list[GroupRow]) -> list[str]:
         )
     if view.clock.local_is_behind_ms > 1_000:
         notes.append(f"this machine's clock is at least {span(view.clock.local_is_behind_ms)} behind the broker's.")
-    return [*notes, *view.notes_on_time(), *view.notes_on_upgrades()]
+    return [*notes, *view.silence.notes(), *view.notes_on_upgrades()]
 
 
 def _json(row: LeaseRow) -> dict[str, object]:

@@ -268,7 +268,7 @@ class Fold:
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _pauses(self, group: str, client: str, at: int, until: int) -> None:
-        """A pause, in one coordination partition: it begins, or goes on until then."""
+        """A pause, in one coordination partition: it begins, or continues until then."""
         _, since, expires = self.paused.get(group, (client, at, until))
         self.paused[group] = client, min(since, at) if at <= expires else at, max(until, expires)
         if until <= at:

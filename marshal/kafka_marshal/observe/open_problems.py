@@ -109,9 +109,9 @@ def _older(cluster: Cluster, view: View, holdings: Sequence[Holding], most_ms: i
     for each in holdings:
         wanted.setdefault((log, each.cp), set()).add(each.hole.since)
     times = read_at(cluster, wanted, _time_of, view.patience_s).found
-    now_ms = view.now_ms()
+    now_ms = view.silence.now_ms()
     ages = [
-        (each, now_ms - time - view.stood_ms(each.cp, time))
+        (each, now_ms - time - view.silence.stood_ms(view.worlds[each.cp], time))
         for each in holdings
         if (time := times.get((log, each.cp, each.hole.since))) is not None
     ]
@@ -129,7 +129,7 @@ def _stuck_batches(cluster: Cluster, view: View, group: GroupRow, holdings: Sequ
         (row.topic, row.partition, each.epoch): each
         for row in group.leases
         for each in row.sharers
-        if state_of(view.now_ms() - each.last_beat, each.heartbeat_interval_ms) == "seen"
+        if state_of(view.silence.now_ms() - each.last_beat, each.heartbeat_interval_ms) == "seen"
     }
     owned = [each for each in holdings if (*each.key, each.hole.owner) in sharers]
     owned.sort(key=lambda each: (*each.key, each.hole.owner, each.hole.since))

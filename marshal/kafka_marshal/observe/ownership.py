@@ -40,7 +40,7 @@ class Moment:
     open: int = 0
     parked: int = 0
     #: Log time (ms) of the holder's own last record, where it is before `last_beat` (G8); and for how much of the time
-    #: since then the log stood still (ms).
+    #: since then the log was silent (ms).
     heard: int | None = None
     stood_ms: int = 0
 
@@ -62,7 +62,7 @@ class Ownership:
     world: World = field(init=False)
     owners: Owners = field(default_factory=Owners)
     shares: ShareSpans = field(init=False)
-    #: Spans in which the log stood still.
+    #: Spans in which the log was silent.
     standstills: Standstills = field(default_factory=Standstills)
     _passed: bool = False
     #: The last offset before the moment, and what was open then.

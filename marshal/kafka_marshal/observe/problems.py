@@ -150,7 +150,7 @@ def problems_of(
 
 
 def pause_text(group: GroupRow, pause: PauseRow) -> str:
-    """A pause in words: what waits, and who is there to go on."""
+    """A pause in words: what waits, and who is there to continue."""
     there = count(group.worker_count, "worker") if group.worker_count else "no worker"
     return (
         f"paused by {pause.client} for {span(pause.lasts_ms)}, {span(pause.left_ms)} left; "
@@ -329,7 +329,9 @@ def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
             is_with_all = together is not None and member.silence_ms <= together.most_ms
             if is_with_all and together.members > 1:
                 continue
-            text = f"{where} is gone: silent for {silence_text(member.silence_ms, member.stood_ms)}. It {holds}"
+            text = (
+                f"{where} is gone: silent for {silence_text(member.silence_ms, member.last_heard.stood_ms)}. It {holds}"
+            )
             if is_with_all:
                 text += (
                     f", {member.lag or 0:,} waiting. Nothing else came to the log since: check Kafka, and whether its "
@@ -341,8 +343,12 @@ def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
                     "positions"
                 )
             yield Problem(group.group, "gone", text, 1, member.leases)
-        elif max_silence_ms is not None and member.state != "unknown" and member.quiet_ms > max_silence_ms:
-            silence = silence_text(member.silence_ms, member.stood_ms)
+        elif (
+            max_silence_ms is not None
+            and member.state != "unknown"
+            and member.silence_ms - member.last_heard.stood_ms > max_silence_ms
+        ):
+            silence = silence_text(member.silence_ms, member.last_heard.stood_ms)
             text = f"{where} is silent for {silence}, more than {span(max_silence_ms)}. It {holds}"
             yield Problem(group.group, "silence", text, 1, member.leases)
 

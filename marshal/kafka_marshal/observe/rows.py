@@ -104,7 +104,7 @@ class LeaseRow:
     last_beat: int | None = None
     #: By the broker's clock (ms); None: it is free.
     silence_ms: int | None = None
-    #: For how much of that (ms) the log stood still: it counts for no member.
+    #: For how much of that (ms) the log was silent: it counts for no member.
     stood_ms: int = 0
     #: All members of its group are silent: the longest silence (ms) that does not make one gone; 0: they are not.
     with_all_ms: int = 0
@@ -304,16 +304,6 @@ class MemberRow:
     def silence_ms(self) -> int:
         """Since its last heartbeat, by the broker's clock (ms)."""
         return self.last_heard.silence_ms or 0
-
-    @property
-    def stood_ms(self) -> int:
-        """For how much of that (ms) the log stood still."""
-        return self.last_heard.stood_ms
-
-    @property
-    def quiet_ms(self) -> int:
-        """Its silence (ms) without that."""
-        return self.silence_ms - self.stood_ms
 
     @property
     def last_heard(self) -> LeaseRow:

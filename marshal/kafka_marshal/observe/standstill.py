@@ -1,24 +1,23 @@
 """Outages of the log: spans without any record, though members were at work there. They are no member's silence.
 
 Each member at work writes several times in its heartbeat interval. If none does for longer than the longest interval
-of them, the log stood still: Kafka, the network, or the machine that they all run on.
+of them, the log was silent: Kafka, the network, or the machine that they all run on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_marshal.observe.text import span
 from rationalizer import route_group
-from rationalizer.limits import MIN_HEARTBEAT_INTERVAL_MS, STALE_AFTER_INTERVALS
+from rationalizer.limits import MIN_HEARTBEAT_INTERVAL_MS
 
 if TYPE_CHECKING:
-    from kafka_marshal.observe.fold import Worker
-    from kafka_marshal.observe.rows import LeaseRow
-    from rationalizer import Group, World
+    from kafka_marshal.ports import LogEntry
+    from rationalizer import World
 
 #: A lasting silence of all members counts as an outage for this long (ms); then they are gone, whatever the cause.
 LONGEST_MS = 600_000
@@ -52,7 +51,7 @@ class Standstills:
         return longest or inf
 
     def see(self, world: World, stamp_ms: int) -> Standstill | None:
-        """A record with this timestamp is about to be applied; how long the log stood still before it (None: no)."""
+        """A record with this timestamp is about to be applied; how long the log was silent before it (None: no)."""
         gap = stamp_ms - world.log_time
         if gap <= MIN_HEARTBEAT_INTERVAL_MS or not world.next_offset or gap <= self.patience_ms(world):
             return None
@@ -61,8 +60,19 @@ class Standstills:
             self._found.setdefault(world.partition, []).append(found)
         return found
 
+    def runs(self, world: World, entries: list[LogEntry]) -> Iterator[list[LogEntry]]:
+        """The records of a partition, cut where it was silent; each run is applied before the next."""
+        begin, patience_ms = 0, self.patience_ms(world)
+        for end, (_, stamp, _) in enumerate(entries[1:], 1):
+            if stamp - entries[end - 1][1] > patience_ms:
+                self.see(world, entries[begin][1])
+                yield entries[begin:end]
+                begin = end
+        self.see(world, entries[begin][1])
+        yield entries[begin:] if begin else entries
+
     def within(self, cp: int, since: int, until: int, least: int = 1) -> int:
-        """How long (ms) the partition stood still between these log times, where at least that many were at work."""
+        """How long (ms) the partition was silent between these log times, where at least that many were at work."""
         total = 0
         for each in reversed(self._found.get(cp, ())):
             if each.end <= since:
@@ -72,7 +82,7 @@ class Standstills:
         return total
 
     def lasting(self, world: World, since: int, now_ms: int) -> int:
-        """How much (ms) of the time since this log time it has stood still, with the standstill that lasts."""
+        """How much (ms) of the time since this log time it has been silent, with the standstill that lasts."""
         found = _standstill(world, now_ms)
         lasts = 0 if found is None else found.end - max(found.begin, since)
         return self.within(world.partition, since, now_ms) + max(0, lasts)
@@ -108,7 +118,7 @@ def outage_text(found: Standstill | None) -> str:
 
 
 def silence_text(silence_ms: float, stood_ms: int) -> str:
-    """How long a member was silent, in words, and how much of that the whole log stood still."""
+    """How long a member was silent, in words, and how much of that the whole log was silent."""
     if not stood_ms:
         return span(silence_ms)
     return f"{span(silence_ms)} (an outage: nothing came to the log for {span(stood_ms)} of that)"
@@ -131,52 +141,3 @@ class AllSilent:
     def may_live(self) -> bool:
         """Whether they may all be at work: of one alone, or after long, the log says what it says of a dead one."""
         return self.members > 1 and self.ms < LONGEST_MS
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """The members of a group: instance → last record (log time, ms) and interval; and the CPs where holders write."""
-
-    members: dict[str, tuple[int, int]] = field(default_factory=dict)
-    cps: set[int] = field(default_factory=set)
-
-    @staticmethod
-    def of(rows: Iterable[LeaseRow], coordinated: Iterable[Group], workers: Iterable[Worker]) -> dict[str, Heard]:
-        """Of each group with a holder: holders, members without a partition, and workers that wait for one."""
-        found: dict[str, Heard] = {}
-        for row in rows:
-            if row.cp is not None and row.client is not None:
-                of_group = found.setdefault(row.group, Heard())
-                of_group.cps.add(row.cp)
-                of_group.note(row.instance, row.last_beat, row.heartbeat_interval_ms)
-                for each in row.sharers:
-                    of_group.note(each.instance_id, each.last_beat, each.heartbeat_interval_ms)
-        for group in coordinated:
-            for member in group.members.values() if group.group_id in found else ():
-                half = (member.session_timeout_ms + 1) // 2
-                found[group.group_id].note(member.instance_id, member.last_beat, half)
-        for run in workers:
-            if run.group in found and (run.waits or run.instance in found[run.group].members):
-                found[run.group].note(run.instance, run.last_at, run.interval_ms)
-        return found
-
-    def note(self, instance: str | None, last: int | None, interval_ms: int | None) -> None:
-        """Take in one of its records."""
-        before = self.members.get(instance or "", (0, 0))
-        self.members[instance or ""] = max(before[0], last or 0), before[1] or interval_ms or 0
-
-
-def all_silent(heard: Heard, log_times: Mapping[int, int], now_ms: int, kafka_ms: float | None) -> AllSilent | None:
-    """Whether all members of a group fell silent together with their part of the log; None: not so.
-
-    log_times: of all CPs (ms).
-    """
-    since = max(last for last, _ in heard.members.values())
-    together = [interval for last, interval in heard.members.values() if since - last <= interval]
-    longest = max(together)
-    if now_ms - since <= STALE_AFTER_INTERVALS * longest:
-        return None
-    others = heard.cps if len(together) > 1 else log_times
-    if any(log_times[cp] > since + longest for cp in others):
-        return None
-    return AllSilent(since, now_ms - since, len(together), now_ms - since + longest, kafka_ms)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 import uuid
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import inf
 from operator import itemgetter
@@ -32,9 +32,9 @@ from kafka_marshal.observe.fold import Fold
 from kafka_marshal.observe.log import LOOK_STEP_S
 from kafka_marshal.observe.meter import BrokerClock, Meter, listening_s
 from kafka_marshal.observe.rows import DAY_MS, GroupRow, LeaseRow, PauseRow, WorkerRow
-from kafka_marshal.observe.standstill import AllSilent, Heard, Standstills, all_silent
+from kafka_marshal.observe.silence import Silence
 from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts, waiting_for_all
-from kafka_marshal.observe.text import local_ms, span, time_text
+from kafka_marshal.observe.text import local_ms
 from kafka_marshal.ports import TailBatch
 from kafka_marshal.rights import grant
 from kafka_marshal.topic_names import snapshots_topic
@@ -44,7 +44,7 @@ from rationalizer.limits import STALE_AFTER_INTERVALS
 if TYPE_CHECKING:
     from kafka_marshal.client.view import LeaseInfo
     from kafka_marshal.observe.fold import Worker
-    from kafka_marshal.ports import Ack, Cluster, LogEntry
+    from kafka_marshal.ports import Ack, Cluster
     from rationalizer import Group, Outcome, Progress, World
 
 
@@ -67,14 +67,22 @@ _BEATS = 3
 #: After the log was read, what came meanwhile is read until nothing comes for this long (s), or it is this new (ms).
 _ON_S, _NEW_MS = 0.02, 1_000
 
-#: What is judged is said to be of a moment before if that is longer ago (ms).
-_LATE_MS = 2_000
-
 #: Waits for records check this often for Ctrl-C.
 _SLICE_S = 0.2
 
 #: How far back moves of positions are followed, the two intervals of samples (ms), and up to how many leases.
 _HISTORY_MS, _COARSE_MS, _FINE_MS, _MANY = 600_000, 10_000, 1_000, 20_000
+
+
+def _read_on(view: View) -> None:
+    """Read what came while the log was read: a long one takes a while, and silence is judged at its end."""
+    stamps, until = view.silence.stamps, time.monotonic() + view.patience_s
+    while time.monotonic() < until:
+        before = dict(stamps)
+        view.follow(_ON_S, until=lambda before=before: stamps != before)  # type: ignore[misc]
+        news = [stamp for cp, stamp in stamps.items() if stamp != before.get(cp)]
+        if not news or max(news) >= view.clock.now_ms() - _NEW_MS:
+            return
 
 
 class View:
@@ -110,16 +118,8 @@ class View:
         self._day_marks: dict[tuple[str, int], int] = {}
         #: Called for each applied record.
         self.observers: list[Callable[[int, int, Outcome], object]] = []
-        #: Spans in which the log stood still.
-        self.standstills: Standstills = Standstills()
-        #: The broker's time (ms) up to which the log was read: silence is judged then, however long look-ups take.
-        self.judged_at: int | None = None
-        #: How long (ms) Kafka took to answer the last look-ups; None: none yet.
-        self.kafka_ms: float | None = None
-        #: Group → since when all of its members are silent, of those that are.
-        self._silent: dict[str, AllSilent] = {}
-        #: CP → timestamp of its last record.
-        self._stamps: dict[int, int] = {}
+        #: When the log was silent, and since when groups are.
+        self.silence: Silence = Silence(self.clock)
         #: The topics that groups read.
         self.data: DataTopics = DataTopics(cluster, log_name(topic))
 
@@ -150,17 +150,7 @@ class View:
         self._begin_fold()
         for world in self.worlds.values():
             self.clock.at_least(world.log_time)
-        self._read_on()
-
-    def _read_on(self) -> None:
-        """Read what came while the log was read: a long one takes a while, and silence is judged at its end."""
-        until = time.monotonic() + self.patience_s
-        while time.monotonic() < until:
-            before = dict(self._stamps)
-            self.follow(_ON_S, until=lambda before=before: self._stamps != before)  # type: ignore[misc]
-            news = [stamp for cp, stamp in self._stamps.items() if stamp != before.get(cp)]
-            if not news or max(news) >= self.clock.now_ms() - _NEW_MS:
-                return
+        _read_on(self)
 
     def _apply_in_slices(self, batch: TailBatch) -> None:
         """Old records at once; those of the last minutes in slices, with a sample of the meter after each."""
@@ -174,14 +164,14 @@ class View:
 
     def _apply(self, cp: int, entries: list[tuple[int, int, bytes | None]]) -> None:
         step_ms = _step_ms(entries[-1][1], self._window_start)
-        self.standstills.see(self.worlds[cp], entries[0][1])
+        self.silence.standstills.see(self.worlds[cp], entries[0][1])
         is_followed = step_ms > 0 or bool(self.observers)
         if is_followed:
             self._follow(self.worlds[cp])
         self.replica.on_beats = None if self.observers else self.fold.hear
         self.replica.apply(TailBatch({cp: entries}), self._note if is_followed else None, history=is_followed)
         world, stamp = self.worlds[cp], entries[-1][1]
-        self._stamps[cp] = stamp
+        self.silence.stamps[cp] = stamp
         if stamp >= self._window_start or (
             _step_ms(stamp, self._window_start) and world.listed * len(self.worlds) <= _MANY
         ):
@@ -211,38 +201,19 @@ class View:
         while not until() and (left := deadline - time.monotonic()) > 0:
             batch = self.replica.read(min(left, _SLICE_S))
             for cp, entries in batch.records.items():
-                self._stamps[cp] = entries[-1][1]
+                self.silence.stamps[cp] = entries[-1][1]
                 self.clock.heard(entries[-1][1])
                 self.clock.at_least(entries[-1][1])
             self.replica.on_beats = None if self.observers else self.fold.hear
             for cp, entries in batch.records.items():
-                for run in self._runs(cp, entries):
+                for run in self.silence.standstills.runs(self.worlds[cp], entries):
                     self.replica.apply(TailBatch({cp: run}), self._note)
             self.replica.apply(TailBatch({}, batch.ends, batch.faults))
             for cp in batch.records:
                 self.meter.sample(self.worlds[cp])
             if batch.records and step_s > 0 and self.replica.tail.rest():
                 time.sleep(max(0.0, min(step_s, deadline - time.monotonic())))
-        self.judged_at: int | None = self.clock.now_ms()
-
-    def _runs(self, cp: int, entries: list[LogEntry]) -> Iterator[list[LogEntry]]:
-        """The records of a partition, cut where it stood still; each run is applied before the next."""
-        begin, patience_ms = 0, self.standstills.patience_ms(self.worlds[cp])
-        for end, (_, stamp, _) in enumerate(entries[1:], 1):
-            if stamp - entries[end - 1][1] > patience_ms:
-                self.standstills.see(self.worlds[cp], entries[begin][1])
-                yield entries[begin:end]
-                begin = end
-        self.standstills.see(self.worlds[cp], entries[begin][1])
-        yield entries[begin:] if begin else entries
-
-    def stood_ms(self, cp: int, since: int) -> int:
-        """How long (ms) a partition of the log has stood still since that log time: it counts for no member."""
-        return self.standstills.lasting(self.worlds[cp], since, self.now_ms())
-
-    def now_ms(self) -> int:
-        """The broker's time (ms) at which silence is judged."""
-        return self.clock.now_ms() if self.judged_at is None else self.judged_at
+        self.silence.judged_at = self.clock.now_ms()
 
     def watch(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """The same, read in steps: for what is shown again and again."""
@@ -328,7 +299,7 @@ class View:
             },
             self.patience_s,
         )
-        self.kafka_ms: float | None = 1000 * (time.monotonic() - began)
+        self.silence.kafka_ms = 1000 * (time.monotonic() - began)
 
     def rows(self, group: str | None = None) -> list[LeaseRow]:
         """All known leases and pieces (of one group), sorted by group, topic, partition and keys (*blocking*).
@@ -337,7 +308,7 @@ class View:
         """
         if self.outage:  # known positions may lie beyond the last known log ends
             return [replace(row, outage=True) for row in self._rows]
-        now_ms = self.now_ms()
+        now_ms = self.silence.now_ms()
         taking = {each.group_id: each for each in self.coordinated() if each.checkpoints is not None}
         rows = [
             self._row(cp, info, progress, now_ms, taking.get(info.group_id))
@@ -345,12 +316,8 @@ class View:
             for info, progress in holdings(world, group, by_keys=True)
         ]
         rows.sort(key=lambda row: (row.group, row.topic, row.partition, row.lo))
-        heard = Heard.of(rows, self.coordinated(), self.fold.workers(now_ms - _HISTORY_MS))
         log_times = {cp: world.log_time for cp, world in self.worlds.items()}
-        together = {name: all_silent(each, log_times, now_ms, self.kafka_ms) for name, each in heard.items()}
-        self._silent = {name: found for name, found in together.items() if found is not None}
-        silent = {name: found.most_ms for name, found in self._silent.items() if found.may_live}
-        rows = [replace(row, with_all_ms=silent[row.group]) if row.group in silent else row for row in rows]
+        rows = self.silence.judge(rows, self.coordinated(), self.fold.workers(now_ms - _HISTORY_MS), log_times)
         rows = mark_held_back(self._cluster, mark_stuck(self._cluster, rows, now_ms))
         self._rows = mark_verdicts(self._cluster, rows, self.meter, now_ms, self.patience_s)
         return self._rows
@@ -367,7 +334,7 @@ class View:
             by_group.setdefault(row.group, []).append(row)
         for pause in pauses:
             by_group.setdefault(pause.group, [])
-        now_ms = self.now_ms()
+        now_ms = self.silence.now_ms()
         runs = self.fold.workers(now_ms - _HISTORY_MS)
         heard = [self._heard(run, homes.get(run.group), now_ms) for run in runs]
         last_heard: dict[str, int] = {}
@@ -386,7 +353,7 @@ class View:
                 [run for run in heard if run.group == name],
                 "claimed" if any(row.cp is not None for row in rows) else "",
                 silent_at_least=silent[name][1],
-                all_silent=None if self.outage else self._silent.get(name),
+                all_silent=None if self.outage else self.silence.groups.get(name),
             )
             for name, rows in sorted(by_group.items())
         ]
@@ -459,7 +426,7 @@ class View:
             for pause in world.pauses():
                 if group is None or pause.group_id == group:
                     where.setdefault((pause.group_id, pause.client_id), {})[cp] = pause.expires
-        now_ms = self.now_ms()
+        now_ms = self.silence.now_ms()
         return [
             PauseRow(
                 *(name, client, max(found.values()), max(found.values()) - now_ms, found),
@@ -505,18 +472,18 @@ class View:
             heartbeat_interval_ms=info.heartbeat_interval_ms if is_held or is_lease else None,
             last_beat=info.last_beat if is_held or is_lease else None,
             silence_ms=max(0, now_ms - info.last_beat) if is_held else None,
-            stood_ms=self.standstills.within(cp, info.last_beat, now_ms, least=2) if is_held else 0,
+            stood_ms=self.silence.standstills.within(cp, info.last_beat, now_ms, least=2) if is_held else 0,
             stable=info.stable,
             ranges=info.ranges,
             granted=info.granted,
             log_start=low,
             log_end=high,
             stuck=self.data.why_stuck(info, progress),
-            idle_ms=self._worked_ms(cp, moved_at, as_of_ms),
+            idle_ms=self.silence.worked_ms(self.worlds[cp], moved_at, as_of_ms),
             idle_at_least=not is_seen_moving,
-            stable_ms=self._worked_ms(cp, min(stable_at or last_beat, last_beat), as_of_ms),
+            stable_ms=self.silence.worked_ms(self.worlds[cp], min(stable_at or last_beat, last_beat), as_of_ms),
             stable_at_least=not is_seen_behind,
-            held_ms=self._worked_ms(cp, granted_at, as_of_ms),
+            held_ms=self.silence.worked_ms(self.worlds[cp], granted_at, as_of_ms),
             kind=info.kind,
             lo=info.lo,
             hi=info.hi,
@@ -528,23 +495,11 @@ class View:
         )
         return replace(row, speed=self.meter.per_second(key)) if row.held and not row.lost else row
 
-    def _worked_ms(self, cp: int, since: int, as_of_ms: int) -> int:
-        """How long (ms) ago that was, less the time in which the log stood still, or is not known."""
-        return max(0, self.now_ms() - since - self.stood_ms(cp, since) - as_of_ms)
-
     def notes_on_clocks(self) -> list[str]:
         """Whether a broker's clock was set back, according to the last record of each CP."""
-        steps = {cp: self.worlds[cp].log_time - stamp for cp, stamp in self._stamps.items() if stamp >= 0}
+        steps = {cp: self.worlds[cp].log_time - stamp for cp, stamp in self.silence.stamps.items() if stamp >= 0}
         note = clock_set_back(self.replica.topic, {cp: step for cp, step in steps.items() if step >= SET_BACK_MS})
         return [note] if note else []
-
-    def notes_on_time(self) -> list[str]:
-        """At which moment of the log all is judged, if that is a while ago."""
-        late_ms = self.clock.now_ms() - self.now_ms()
-        note = (
-            f"judged as of {time_text(self.now_ms())}, {span(late_ms)} ago: Kafka took that long to be asked the rest"
-        )
-        return [note] if late_ms > _LATE_MS else []
 
     def notes_on_upgrades(self) -> list[str]:
         """CPs that this release can't follow any further."""
