@@ -10,7 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from kafka_marshal import Marshal
+from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.testing import RunningKafka
+from rationalizer import ClaimingPartition, encode
 from tests.cli.harness import Command
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -83,3 +85,38 @@ def test_a_broker_that_hangs_is_no_members_fault(
             pass
     finally:
         workers.end()
+
+
+def test_members_that_a_hanging_broker_silenced_are_one_line(
+    kafka: Command,
+    kafka_broker: RunningKafka,
+    kafka_bootstrap: str,
+    log_topic: str,
+    topic_factory: Callable[..., str],
+) -> None:
+    """Just after the thaw, before any of them has written."""
+    data, cluster = topic_factory(3), KafkaCluster(kafka_bootstrap, {})
+    assert kafka("init", "--partitions", 1).status == 0
+    kafka.before += ("--timeout", "2")
+    appender = cluster.appender(log_topic, delivery_timeout_ms=10_000)
+    try:
+        for number in range(3):
+            appender.append(0, encode(ClaimingPartition(f"h/{number}/1.0/x", f"w{number}", "g", data, number, HI)))
+        assert appender.flush(10) == 0
+    finally:
+        appender.close()
+    kafka_broker.pause()
+    frozen = time.monotonic()
+    try:
+        while time.monotonic() - frozen < 3 * HI / 1000:
+            assert kafka("check").status == 3
+    finally:
+        kafka_broker.resume()
+    while (ran := kafka("check", "--json")).status == 3:  # it is still busy
+        pass
+    ((kind, amount, text),) = [(each["kind"], each["amount"], each["text"]) for each in ran.json["problems"]]
+    assert (ran.status, kind, amount) == (1, "all_silent", 3)
+    assert "Kafka answered this command within" in text
+    assert [each for each in WRONG if each in text] == []
+    states = {each["state"] for each in kafka("status", "--json").json["members"]}
+    assert states == {"silent"}

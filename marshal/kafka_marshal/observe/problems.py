@@ -178,7 +178,7 @@ def _kafka_seen(found: AllSilent) -> str:
     """What the command itself saw of Kafka."""
     if found.kafka_ms is None:
         return "This command read the log, and asked Kafka nothing else"
-    return f"Kafka answered this command within {span(found.kafka_ms)}"
+    return f"Kafka answered this command within {max(1, round(found.kafka_ms)):,} ms"
 
 
 def _unheld_text(group: GroupRow, free: list[LeaseRow]) -> str:
@@ -318,7 +318,8 @@ def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
         yield from _without_checkpoint(group)
     for member in sorted(group.members, key=lambda member: member.badness):
         holds = f"holds {count(len(member.leases), 'partition')} ({places(member.leases)})"
-        where = _name(member)
+        where, stood_ms = _name(member), member.last_heard.stood_ms
+        silence = silence_text(member.silence_ms, stood_ms)
         if member.is_hung:
             waited = span_text(member.no_progress_ms or 0, member.is_still_longer)
             text = f"{where} beats, but no progress for {waited}, hung? It {holds}, {member.lag or 0:,} waiting"
@@ -326,29 +327,23 @@ def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
             yield Problem(group.group, "hung", text, 1, member.leases)
         elif member.state == "gone":
             together = group.all_silent
-            is_with_all = together is not None and member.silence_ms <= together.most_ms
-            if is_with_all and together.members > 1:
+            if together is not None and member.silence_ms > together.most_ms:
+                together = None
+            if together is not None and together.members > 1:
                 continue
-            text = (
-                f"{where} is gone: silent for {silence_text(member.silence_ms, member.last_heard.stood_ms)}. It {holds}"
-            )
-            if is_with_all:
+            text = f"{where} is gone: silent for {silence}. It {holds}"
+            if together is not None:
                 text += (
                     f", {member.lag or 0:,} waiting. Nothing else came to the log since: check Kafka, and whether its "
                     f"process runs. {_kafka_seen(together)}"
                 )
-            elif not group.living and together is None:
+            elif not group.living and group.all_silent is None:
                 text += (
                     f", {member.lag or 0:,} waiting. No other worker is alive: start one, it continues at their "
                     "positions"
                 )
             yield Problem(group.group, "gone", text, 1, member.leases)
-        elif (
-            max_silence_ms is not None
-            and member.state != "unknown"
-            and member.silence_ms - member.last_heard.stood_ms > max_silence_ms
-        ):
-            silence = silence_text(member.silence_ms, member.last_heard.stood_ms)
+        elif max_silence_ms is not None and member.state != "unknown" and member.silence_ms - stood_ms > max_silence_ms:
             text = f"{where} is silent for {silence}, more than {span(max_silence_ms)}. It {holds}"
             yield Problem(group.group, "silence", text, 1, member.leases)
 
