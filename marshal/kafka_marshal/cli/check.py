@@ -10,6 +10,7 @@ from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import print_json, progress, say, say_warning
+from kafka_marshal.observe.mixed import mixed_texts
 from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.open_problems import open_problems
 from kafka_marshal.observe.problems import Problem, pause_text, problems_of, too_few
@@ -136,7 +137,8 @@ def check(
     shorter = [(each, pause) for each in groups for pause in each.pauses if not pause.is_over]
     named = {problem.group for problem in found if problem.kind == "paused"}
     pauses = [f"{each.group}: {pause_text(each, pause)}" for each, pause in shorter if each.group not in named]
-    warnings = [*late, *pauses, *size.warnings()]
+    mixed = [text for each in groups for text in mixed_texts(each)]
+    warnings = [*late, *pauses, *mixed, *size.warnings()]
     if options.json:
         print_json({**_json(options.topic, groups, left_out, found, reasons), "log": size.json, "warnings": warnings})
     else:

@@ -14,6 +14,7 @@ from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.output import Cell, Column, is_terminal
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, show, stuck_section
 from kafka_marshal.observe.checkpoint_rows import checkpoints_json
+from kafka_marshal.observe.mixed import mixed_texts
 from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.open_problems import crowded_text
 from kafka_marshal.observe.problems import KINDS, Problem, problems_of
@@ -418,7 +419,8 @@ def _notes(view: View, groups: list[GroupRow]) -> list[str]:
         )
     if view.clock.local_is_behind_ms > 1_000:
         notes.append(f"this machine's clock is at least {span(view.clock.local_is_behind_ms)} behind the broker's.")
-    return [*notes, *view.silence.notes(), *view.notes_on_upgrades()]
+    mixed = [text for each in groups for text in mixed_texts(each)]
+    return [*notes, *mixed, *view.silence.notes(), *view.notes_on_upgrades()]
 
 
 def _json(row: LeaseRow) -> dict[str, object]:
