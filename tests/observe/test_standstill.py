@@ -88,7 +88,8 @@ class Fleet:
         return [(each.kind, each.amount, each.text) for each in found]
 
     def states(self) -> list[str]:
-        return self.look(lambda _, row: [member.state for member in row.members])
+        found: list[str] = self.look(lambda _, row: [member.state for member in row.members])
+        return found
 
 
 @pytest.mark.parametrize("cps", [1, 3])
