@@ -81,6 +81,8 @@ class Span:
     hi: int = MAX_KEY_HASH
     #: False: a piece of a partition of a coordinated group.
     is_lease: bool = True
+    #: For how much (ms) of the time from its last beat to its end the whole log was silent, where that was looked up.
+    stood_ms: int = 0
 
     @property
     def partition(self) -> int:

@@ -117,10 +117,13 @@ class Assignments:
         if group is None:
             self._forget(*at)
             return []
+        me = group.clients.get(message.client_id)
+        if me is not None and self._names.get(me.slot, ("", 0))[0] == me.instance_id:
+            self._names[me.slot] = me.instance_id, me.last_beat
         if group.generation != self._generation:
             self._note_rebalance(group, outcome, *at)
             begun = self._see_all(group, outcome, *at)
-            self._remember(group)
+            self._remember(group, message.client_id)
             return begun
         self._newest = _newest_of(group)
         begun = []
@@ -128,9 +131,8 @@ class Assignments:
             keys = {(entry[0], entry[1]) for entry in message.entries if entry[4] == LET_GO}
             for key in sorted(keys):
                 begun += self._refit(group, key, outcome, *at)
-        member = group.clients.get(message.client_id)
-        if member is not None:
-            self._names[member.slot] = member.instance_id, member.last_beat
+        if me is not None:
+            self._names[me.slot] = me.instance_id, me.last_beat
         return begun
 
     def overhear(self, outcome: Outcome) -> None:
@@ -151,14 +153,23 @@ class Assignments:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _remember(self, group: Group) -> None:
+    def heard(self, client_id: str) -> int | None:
+        """Log time (ms) of a member's own last record: after an outage all last beats in the state are newer (G8)."""
+        return next((self._names[slot][1] for slot, each in self._members.items() if each.client_id == client_id), None)
+
+    def _remember(self, group: Group, sender: str = "") -> None:
         self._generation = group.generation
         self._newest = _newest_of(group)
         self._members = dict(group.members)
-        self._names = {slot: (member.instance_id, member.last_beat) for slot, member in group.members.items()}
+        for slot, member in group.members.items():
+            if member.client_id == sender or self._names.get(slot, ("", 0))[0] != member.instance_id:
+                self._names[slot] = member.instance_id, member.last_beat
+        for slot in self._names.keys() - group.members.keys():
+            del self._names[slot]
 
     def _note_rebalance(self, group: Group, outcome: Outcome, offset: int, log_time: int) -> None:
-        found = Rebalance(offset, log_time, members=len(group.members), silent=list(outcome.silent))
+        found = Rebalance(offset, log_time, members=len(group.members))
+        found.silent = [(client, log_time - (self.heard(client) or log_time - ms)) for client, ms in outcome.silent]
         message = outcome.message
         assert message is not None
         sender, overdue = message.client_id, {client for client, _ in outcome.silent}
@@ -259,7 +270,7 @@ class Assignments:
         if not span.held:
             return
         if member is not None and member.instance_id == span.instance_id:
-            span.last_beat = member.last_beat
+            span.last_beat = self._names.get(member.slot, ("", member.last_beat))[1]
             return
         for slot, known in self._members.items():
             if known.client_id == span.client_id:

@@ -8,6 +8,7 @@ import pytest
 
 from kafka_marshal.cli.who import _answer
 from kafka_marshal.observe.ownership import Ownership
+from kafka_marshal.observe.text import time_text
 from rationalizer import (
     BeatEntry,
     ClaimingPartition,
@@ -172,7 +173,7 @@ def test_the_history_of_a_shared_partition(command: Command) -> None:
     ] == [
         ("a", all_keys, 1000, 4000, "silent for 3.0 s"),
         ("a", batches, 4000, 7100, "evicted by b, next offset 20"),
-        ("b", batches, 4500, 7000, "silent for 2.5 s"),
+        ("b", batches, 4500, 7000, "silent for 2.5 s (an outage: nothing came to the log for 1.5 s of that)"),
         (None, all_keys, 7100, 8000, "claimed by c"),
         ("c", all_keys, 8000, 8500, "released, next offset 20"),
         (None, all_keys, 8500, 9000, "claimed by c"),
@@ -310,7 +311,7 @@ def test_who_owned_a_piece_of_a_coordinated_group(command: Command) -> None:
     ]
     assert [each["ended"] for each in found["history"]] == [
         "released, next offset 42; then b",
-        "silent for 10 s, then it went to a",
+        "silent for 10 s (an outage: nothing came to the log for 6.5 s of that), then it went to a",
         None,
     ]
     assert (found["answer"]["holder"]["client"], found["answer"]["state"]) == ("a", "seen")
@@ -373,3 +374,60 @@ def test_a_group_of_leases_that_became_a_coordinated_one_is_reported_as_that(com
     fleet.configure()
     fleet.join("a", {"t": 1})
     assert ask(command, log=log)["kind"] == "coordinated"
+
+
+# -- after an outage -----------------------------------------------------------------------------------------
+
+
+def frozen() -> GroupLog:
+    """a and b beat; nothing comes for 60 s; a is heard first (G8), and b never: a session later it is gone."""
+    log = GroupLog()
+    log.fleet.join("a", {"t": 2}, session=9_000)
+    generation = log.fleet.join("b", {"t": 2}, session=9_000)
+    log.fleet.commit("a", generation, let_go("t", 1, 41))
+    for log.now in (4_000, 7_000):
+        for client in ("a", "b"):
+            log.fleet.beat(client, generation)
+    for log.now in (67_000, 70_000, 73_000, 76_001):
+        log.fleet.beat("a", generation)
+    return log
+
+
+def test_silence_is_counted_from_the_members_own_last_record_and_the_outage_is_named(command: Command) -> None:
+    """The log begins all sessions again after an outage: that is no sign of life."""
+    log = frozen()
+    found = command("who", "g", "t", "1", "--json", "--from-dump", "-", stdin=log.dump).json
+    assert [each["ended"] for each in found["history"]][1] == (
+        "silent for 1 min 9 s (an outage: nothing came to the log for 1 min of that), then it went to a"
+    )
+    at = command("who", "g", "t", "1", "--at", "76001", "--from-dump", "-", stdin=frozen().dump).out
+    assert "b, epoch" not in at
+    log.lines.pop()  # what found it out
+    log.add(Tick("i", "c", "g"), 76_001, log.fleet.home)
+    now = command("who", "g", "t", "1", "--from-dump", "-", stdin=log.dump).out
+    assert f"But silent since {time_text(7_000)}, with an outage of the whole log of 1 min: its session" in now
+    assert f"had ended at {time_text(76_000)}" in now
+
+
+def test_the_log_names_an_outage_and_a_silence_from_the_own_last_record(command: Command) -> None:
+    rows = command("log", "--from-dump", "-", stdin=frozen().dump).rows
+    last = [row["why"] for row in rows if row["group"] == "g"][-4:]
+    assert last[0].endswith("after an outage: nothing came to this partition of the log for 1 min")
+    assert "b was silent for 1 min 9 s" in last[-1]
+
+
+def test_an_outage_of_a_claimed_groups_log_is_named(command: Command) -> None:
+    """One that was silent alone made no outage: see above."""
+    log = Log()
+    log.add(ClaimingPartition(*A, "t", 0, 1000), 1000)
+    log.add(ClaimingPartition(*B, "t", 1, 1000), 1000)
+    log.add(HeartbeatBatch(*B, (BeatEntry("t", 1, 1, 20),)), 1500)
+    log.add(HeartbeatBatch(*B, (BeatEntry("t", 1, 1, 20),)), 61_500)
+    log.add(HeartbeatBatch(*B, (BeatEntry("t", 1, 1, 20),)), 62_500)
+    log.add(ClaimingPartition(*B, "t", 0, 1000), 63_600)
+    ended = ask(command, log=log)["history"][0]["ended"]
+    assert ended == "silent for 1 min 3 s (an outage: nothing came to the log for 1 min of that), then claimed by b"
+    whys = [row["why"] for row in command("log", "--from-dump", "-", stdin=log.dump).rows]
+    assert [why for why in whys if "outage" in why] == [
+        "after an outage: nothing came to this partition of the log for 1 min"
+    ]

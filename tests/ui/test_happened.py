@@ -18,10 +18,13 @@ from rationalizer import (
     Heartbeat,
     ReleaseGroup,
     ReleasingPartition,
+    SettlingMessages,
     Tick,
+    Upgrade,
     codes,
     route_lease,
 )
+from rationalizer.levels import SUPPORTED_LEVEL
 from tests.cli.harness import Log
 from tests.fleet import Fleet, started
 from tests.ui.conftest import archive_of
@@ -199,3 +202,28 @@ def test_a_coordinated_group_reports_what_was_done_since_the_commit_before(recor
     assert done[1:8] == [10, 10, 10, 10, 10, 10, 0]
     assert sum(done[8:58]) == 0
     assert done[58:] == [2, 2, 2, 2], "it had no message for long: those of now came since its last beat"
+
+
+def test_how_far_members_are_is_no_news(recorded: Recorded) -> None:
+    """What each take-over opens and does would hide the rest: what is set aside, refused or discarded."""
+    for cp in range(CPS):
+        recorded.log.add(Upgrade("init", "init", "init", SUPPORTED_LEVEL), BEGIN, cp)
+    recorded.claim(1, "w1", 0)
+    ids, home, epoch = ("host/1/0.1.0/x", "w1", GROUP), route_lease(TOPIC, 0, CPS), recorded.epoch[0]
+
+    def settle(second: int, of: int | None, **what: Any) -> None:
+        recorded.log.add(SettlingMessages(*ids, TOPIC, 0, of, 2**40, **what), BEGIN + 1_000 * second, home)
+
+    settle(2, epoch, open=((3, 5, None, 1),))
+    settle(3, epoch, done=((3, 4),))
+    settle(4, epoch, parked=((5, 1, 5, "ValueError"),))
+    settle(5, epoch + 1, done=((7, 7),))
+    settle(6, None, done=((5, 5),))
+    history = recorded.history()
+    found = happened.events(history, GROUP, Moment(2**62), "all", None, 50)
+    assert [(each["type"], each["time"] - BEGIN, each["accepted"]) for each in reversed(found)] == [
+        ("ClaimingPartition", 1_000, True),
+        ("SettlingMessages", 4_000, True),
+        ("SettlingMessages", 5_000, False),
+        ("SettlingMessages", 6_000, True),
+    ]

@@ -10,9 +10,10 @@ from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import print_json, progress, say, say_warning
+from kafka_marshal.observe.mixed import mixed_texts
 from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.open_problems import open_problems
-from kafka_marshal.observe.problems import Problem, problems_of, too_few
+from kafka_marshal.observe.problems import Problem, pause_text, problems_of, too_few
 from kafka_marshal.observe.rows import GroupRow, partitions_of
 from kafka_marshal.observe.text import count
 
@@ -30,6 +31,13 @@ _LISTED = 5
     callback=span_option,
     metavar="SPAN",
     help="The oldest that the last cut of a piece with messages waiting may be (5m).",
+)
+@click.option(
+    "--max-pause",
+    callback=span_option,
+    default="5m",
+    metavar="SPAN",
+    help="The longest that a group with messages waiting may be paused (5m).",
 )
 @click.option("--max-parked", type=click.IntRange(min=0), metavar="N", help="The most messages of a group set aside.")
 @click.option(
@@ -55,6 +63,7 @@ def check(
     max_parked_age: int | None,
     max_log: int | None,
     least: dict[str, int],
+    max_pause: int,
 ) -> int:
     r"""Is all well? Exit status 0, or 1 with the reasons, one a line. For cron, probes and alerts.
 
@@ -72,9 +81,12 @@ def check(
     stuck batch    a worker of a shared partition beats and has had a batch for a minute, and 3 heartbeat intervals
     holes          a partition has more than half of the open messages that it may have (10,000)
     parked         more messages are set aside than --max-parked, or for longer than --max-parked-age
+    all silent     the members of a group fell silent at the same moment, with all of their log: check Kafka first;
+                   this takes the place of what is said of each of them
     gone           a worker that holds partitions is silent for more than 2 of its heartbeat intervals (its session)
     no holder      a partition without a live holder; not in a paused group, nor in a group without workers that has
                    done everything
+    paused         for longer than --max-pause, with messages waiting; a shorter pause is a warning on standard error
     pause over     a pause whose time has passed, but that no record has ended
     lag, silence   above --max-lag (the lag of the whole group), --max-silence
     members        fewer are alive than --min-members: they hold a partition, are members, or wait for a partition
@@ -99,6 +111,7 @@ def check(
             left_out = [each for each in found_all if each.is_dead and each.group not in {group, *least}]
             groups = [each for each in found_all if each not in left_out]
             known, notes = view.names(), [*view.notes_on_upgrades(), *view.notes_on_clocks()]
+            late = view.silence.notes()
             size = sizes_of(cluster).read(view, sum(each.living for each in found_all))
             of_open = {
                 each.group: open_problems(cluster, view, each, max_parked, max_parked_age)
@@ -111,7 +124,7 @@ def check(
         problem
         for each in groups
         for problem in (
-            *problems_of(each, max_lag, max_silence, least.get(each.group, least.get("", 0)), max_cut),
+            *problems_of(each, max_lag, max_silence, least.get(each.group, least.get("", 0)), max_cut, max_pause),
             *of_open.get(each.group, ()),
         )
     ]
@@ -121,10 +134,13 @@ def check(
         reasons.append(no_group(group, known))
     if max_log is not None and size.records > max_log:
         reasons.append(f"the log has {count(size.records, 'record')}, more than {max_log:,}: {size.text}")
+    shorter = [(each, pause) for each in groups for pause in each.pauses if not pause.is_over]
+    named = {problem.group for problem in found if problem.kind == "paused"}
+    pauses = [f"{each.group}: {pause_text(each, pause)}" for each, pause in shorter if each.group not in named]
+    mixed = [text for each in groups for text in mixed_texts(each)]
+    warnings = [*late, *pauses, *mixed, *size.warnings()]
     if options.json:
-        print_json(
-            {**_json(options.topic, groups, left_out, found, reasons), "log": size.json, "warnings": size.warnings()}
-        )
+        print_json({**_json(options.topic, groups, left_out, found, reasons), "log": size.json, "warnings": warnings})
     else:
         for reason in reasons:
             say(reason)
@@ -132,7 +148,7 @@ def check(
             say(_all_is_well(groups) + (f"; {_left_out_text(left_out)}" if left_out else ""))
         elif left_out:
             say_warning(_left_out_text(left_out))
-        for warning in size.warnings():
+        for warning in warnings:
             say_warning(warning)
     return NO if reasons else DONE
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -289,7 +289,10 @@ class _Member:
 
     @property
     def state(self) -> str:
-        return state_of(self.silence_ms, (self.session_ms + 1) // 2)
+        half = (self.session_ms + 1) // 2
+        if not self.leases:
+            return state_of(self.silence_ms, half)
+        return replace(self.leases[0], silence_ms=self.silence_ms, heartbeat_interval_ms=half).state
 
 
 def _members(view: View, row: GroupRow, known: Group | None) -> list[_Member]:
@@ -298,7 +301,7 @@ def _members(view: View, row: GroupRow, known: Group | None) -> list[_Member]:
             _Member(each.client, each.instance or "", each.silence_ms, 2 * each.heartbeat_interval_ms, each.leases)
             for each in row.members
         ]
-    now_ms = view.clock.now_ms()
+    now_ms = view.silence.now_ms()
     return [
         _Member(
             member.client_id,
@@ -390,7 +393,7 @@ def _rebalance_cells(view: View, each: Rebalance) -> list[str | Cell]:
     vacant = [moved.vacant_ms for moved in each.moved if moved.vacant_ms is not None]
     return [
         str(each.generation),
-        Cell(time_text(each.log_time), short=clock_text(each.log_time, view.clock.now_ms())),
+        Cell(time_text(each.log_time), short=clock_text(each.log_time, view.silence.now_ms())),
         "; ".join(why_rebalanced(each)) or "-",
         str(each.members),
         str(len(each.moved)),

@@ -80,6 +80,7 @@ class LogLines:
     ) -> None:
         """skip_below: CP → first offset that becomes a line. worlds: initial state of CPs."""
         from kafka_marshal.observe.fold import Fold
+        from kafka_marshal.observe.standstill import Standstills
 
         self.worlds: dict[int, World] = dict(worlds or {})
         self._partitions = partitions
@@ -87,11 +88,13 @@ class LogLines:
         self._skip_below = skip_below
         self._found_any = False
         self._fold = Fold()
+        self._standstills = Standstills()
         #: CPs with records that were replayed without the fold.
         self._passed_over: set[int] = set()
 
     def read(self, cp: int, entries: list[LogEntry]) -> Iterator[LogLine]:
         """Replay a run of one CP's records, ascending; the lines of those selected."""
+        from kafka_marshal.observe.standstill import outage_text
         from kafka_marshal.observe.words import reason, what
         from rationalizer import World, codes
 
@@ -106,16 +109,20 @@ class LogLines:
             self._passed_over.discard(cp)
             self._fold.begin(world)
         for offset, stamp, value in entries[begin:]:
+            outage = self._standstills.see(world, stamp)
             outcome = world.apply(offset, stamp, value)
             if outcome.code == codes.UPGRADE_REQUIRED:
                 return
             record = outcome.record
             is_wanted = self._wanted(outcome, record)
-            why = reason(outcome, record, value, world, self._fold.before(outcome, cp)) if is_wanted else ""
+            why = ""
+            if is_wanted:
+                before, overdue = self._fold.before(outcome, cp), self._fold.silent(outcome)
+                why = reason(outcome, record, value, world, before, overdue)
             self._fold.see(cp, outcome)
             if is_wanted:
                 self._found_any = True
-                why = "; ".join(filter(None, [*map(happened_text, self._fold.happened), why]))
+                why = "; ".join(filter(None, [*map(happened_text, self._fold.happened), why, outage_text(outage)]))
                 yield LogLine(cp, offset, outcome, record, what(record, value, outcome.log_time), why)
 
     @property

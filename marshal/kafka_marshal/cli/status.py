@@ -14,6 +14,7 @@ from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.output import Cell, Column, is_terminal
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, show, stuck_section
 from kafka_marshal.observe.checkpoint_rows import checkpoints_json
+from kafka_marshal.observe.mixed import mixed_texts
 from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.open_problems import crowded_text
 from kafka_marshal.observe.problems import KINDS, Problem, problems_of
@@ -157,7 +158,7 @@ def _picture(
         notes=notes,
         json={
             "topic": view.replica.topic,
-            "clock": {"source": view.clock.source, "now": view.clock.now_ms()},
+            "clock": {"source": view.clock.source, "now": view.clock.now_ms(), "judged_at": view.silence.now_ms()},
             "partitions": [
                 {
                     "partition": cp,
@@ -175,7 +176,13 @@ def _picture(
             ],
             "leases": [_json(row) for each in groups for row in each.leases if row.cp is not None],
             "pauses": [
-                {"partition": cp, "group": pause.group, "client": pause.client, "expires": expires}
+                {
+                    "partition": cp,
+                    "group": pause.group,
+                    "client": pause.client,
+                    "expires": expires,
+                    "lasts_ms": pause.lasts_ms,
+                }
                 for pause in pauses
                 for cp, expires in sorted(pause.where.items())
             ],
@@ -224,7 +231,7 @@ def _group_state(group: GroupRow, problems: list[Problem]) -> Cell:
     amounts: dict[str, int] = {}
     for problem in problems:
         amounts[problem.kind] = amounts.get(problem.kind, 0) + problem.amount
-    words = [KINDS[kind] if kind == "pause_over" else f"{n:,} {KINDS[kind]}" for kind, n in amounts.items()]
+    words = [KINDS[kind] if kind in ("pause_over", "paused") else f"{n:,} {KINDS[kind]}" for kind, n in amounts.items()]
     draining = sum(member.asked_ms is not None for member in group.members)
     if draining:
         words.append(f"{draining:,} draining")
@@ -239,7 +246,7 @@ def _group_state(group: GroupRow, problems: list[Problem]) -> Cell:
         return Cell("not known", "yellow")
     if group.checkpoints is not None and group.checkpoints.barrier is not None:
         words.append("takes a checkpoint")
-    bad = {"position_lost", "no_topic", "stuck", "stuck_key", "gone", "hung"} & amounts.keys()
+    bad = {"position_lost", "no_topic", "stuck", "stuck_key", "all_silent", "gone", "hung"} & amounts.keys()
     return Cell(", ".join(words) or "ok", "bold red" if bad else "yellow" if words else "green")
 
 
@@ -268,6 +275,7 @@ def _group_json(group: GroupRow, problems: list[Problem]) -> dict[str, object]:
         "no_progress_at_least": group.is_behind_longer,
         "paused": group.is_paused,
         "silence_ms": group.silent_ms,
+        "all_silent_since": None if group.all_silent is None else group.all_silent.since,
         "problems": [problem_json(problem) for problem in problems],
         **checkpoints_json(group.checkpoints),
     }
@@ -335,6 +343,7 @@ def _member_json(member: MemberRow) -> dict[str, object]:
         "lag": member.lag,
         "state": member.state,
         "silence_ms": member.silence_ms,
+        "outage_ms": member.last_heard.stood_ms,
         "no_progress_ms": member.no_progress_ms,
         "no_progress_at_least": member.is_still_longer,
         "hung": member.is_hung,
@@ -352,6 +361,7 @@ def _heard_json(run: WorkerRow) -> dict[str, object]:
         "lag": None,
         "state": "idle",
         "silence_ms": run.silence_ms,
+        "outage_ms": 0,
         "no_progress_ms": None,
         "no_progress_at_least": False,
         "hung": False,
@@ -409,7 +419,8 @@ def _notes(view: View, groups: list[GroupRow]) -> list[str]:
         )
     if view.clock.local_is_behind_ms > 1_000:
         notes.append(f"this machine's clock is at least {span(view.clock.local_is_behind_ms)} behind the broker's.")
-    return notes + view.notes_on_upgrades()
+    mixed = [text for each in groups for text in mixed_texts(each)]
+    return [*notes, *mixed, *view.silence.notes(), *view.notes_on_upgrades()]
 
 
 def _json(row: LeaseRow) -> dict[str, object]:
@@ -427,6 +438,7 @@ def _json(row: LeaseRow) -> dict[str, object]:
         "last_beat": row.last_beat,
         "state": row.state,
         "silence_ms": row.silence_ms,
+        "outage_ms": row.stood_ms,
         "next": row.next,
         "granted": row.granted,
         "log_end": row.log_end,

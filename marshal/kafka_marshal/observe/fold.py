@@ -168,6 +168,8 @@ class Fold:
     _worlds: dict[int, World] = field(default_factory=dict)
     #: (group, client) → instance → run
     _workers: dict[tuple[str, str], dict[str, Worker]] = field(default_factory=dict)
+    #: group → who has paused it, since when (log time, ms), and until when.
+    paused: dict[str, tuple[str, int, int]] = field(default_factory=dict)
     #: Instances that paused a group: they are not workers.
     _admins: set[str] = field(default_factory=set)
     #: (CP, epoch of a share) → the client that is about to evict it (C20).
@@ -181,6 +183,8 @@ class Fold:
         """Start this coordination partition from the state of its world."""
         cp = world.partition
         self._worlds[cp] = world
+        for pause in world.pauses():
+            self._pauses(pause.group_id, pause.client_id, world.log_time, pause.expires)
         owners = self.owners[cp] = Owners()
         owners.begin(world)
         for lease in world.leases():
@@ -205,6 +209,14 @@ class Fold:
         key = lease_of(outcome)
         return None if key is None else self.owners[cp].now.get(key)
 
+    def silent(self, outcome: Outcome) -> list[tuple[str, int]]:
+        """Members that this record found overdue, with their silence (ms) since their own last record: before `see`."""
+        group, at = group_of(outcome), outcome.log_time
+        return [
+            (client, max([at - run.last_at for run in self._newest(group, client)], default=silence_ms))
+            for client, silence_ms in outcome.silent
+        ]
+
     def see(self, cp: int, outcome: Outcome) -> None:
         """Take in a record that the world of this coordination partition has just applied."""
         message, kind = outcome.message, outcome.type
@@ -223,6 +235,8 @@ class Fold:
             return
         if kind == "ReleaseGroup":
             self._admins.add(instance)
+            if outcome.accepted:
+                self._pauses(group, client, outcome.log_time, message.msg_expire_time)
             return
         self._claims(outcome, place)
         is_evicted = self._changed(world, outcome, place)
@@ -252,6 +266,13 @@ class Fold:
         return leases | {group for group, _ in self._workers}
 
     # -- inside ------------------------------------------------------------------------------------------------
+
+    def _pauses(self, group: str, client: str, at: int, until: int) -> None:
+        """A pause, in one coordination partition: it begins, or continues until then."""
+        _, since, expires = self.paused.get(group, (client, at, until))
+        self.paused[group] = client, min(since, at) if at <= expires else at, max(until, expires)
+        if until <= at:
+            del self.paused[group]
 
     def _run(self, group: str, client: str, instance: str) -> Worker:
         of_client = self._workers.setdefault((group, client), {})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_marshal.observe.holes import Holding, holdings_of
 from kafka_marshal.observe.problems import Problem, places
-from kafka_marshal.observe.rows import GroupRow, LeaseRow
+from kafka_marshal.observe.rows import GroupRow, LeaseRow, state_of
 from kafka_marshal.observe.text import count, span
 from rationalizer.limits import MANY_HOLES, MAX_HOLES
 
@@ -73,8 +73,9 @@ def open_problems(
             age = span(max(age for _, age in old))
             text = f"{count(len(old), 'message')} set aside for more than {span(max_parked_ms)}, up to {age}. {listed}"
             found.append(Problem(name, "parked", text, len(old), _rows(rows, [each for each, _ in old])))
-    found += _stuck_batches(cluster, view, group, holdings)
-    found += [] if group.is_paused else _stuck_tries(cluster, view, group, holdings)
+    if group.all_silent is None:  # else no member can log what it does
+        found += _stuck_batches(cluster, view, group, holdings)
+        found += [] if group.is_paused else _stuck_tries(cluster, view, group, holdings)
     of_one = [([rows[key]], amount, MAX_HOLES, "a partition") for key, amount in crowded(group).items()]
     for cp in sorted({row.cp for row in group.leases if row.cp is not None}):
         if 2 * (amount := view.worlds[cp].hole_count()) > MANY_HOLES:
@@ -108,9 +109,11 @@ def _older(cluster: Cluster, view: View, holdings: Sequence[Holding], most_ms: i
     for each in holdings:
         wanted.setdefault((log, each.cp), set()).add(each.hole.since)
     times = read_at(cluster, wanted, _time_of, view.patience_s).found
-    now_ms = view.clock.now_ms()
+    now_ms = view.silence.now_ms()
     ages = [
-        (each, now_ms - time) for each in holdings if (time := times.get((log, each.cp, each.hole.since))) is not None
+        (each, now_ms - time - view.silence.stood_ms(view.worlds[each.cp], time))
+        for each in holdings
+        if (time := times.get((log, each.cp, each.hole.since))) is not None
     ]
     return [(each, age) for each, age in ages if age > most_ms]
 
@@ -126,7 +129,7 @@ def _stuck_batches(cluster: Cluster, view: View, group: GroupRow, holdings: Sequ
         (row.topic, row.partition, each.epoch): each
         for row in group.leases
         for each in row.sharers
-        if each.freshness != "stale"
+        if state_of(view.silence.now_ms() - each.last_beat, each.heartbeat_interval_ms) == "seen"
     }
     owned = [each for each in holdings if (*each.key, each.hole.owner) in sharers]
     owned.sort(key=lambda each: (*each.key, each.hole.owner, each.hole.since))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from kafka_marshal.client.view import holdings
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.share_spans import ShareSpans, done_by
+from kafka_marshal.observe.standstill import Standstills, silence_text
 from kafka_marshal.observe.text import count, span, time_text
 from rationalizer import CommitOffsets, Rollback, World, codes
 from rationalizer.groups.history import Assignments
@@ -38,6 +39,10 @@ class Moment:
     #: How many messages are open (H1), wherever they lie, and how many of them are parked.
     open: int = 0
     parked: int = 0
+    #: Log time (ms) of the holder's own last record, where it is before `last_beat` (G8); and for how much of the time
+    #: since then the log was silent (ms).
+    heard: int | None = None
+    stood_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -57,6 +62,8 @@ class Ownership:
     world: World = field(init=False)
     owners: Owners = field(default_factory=Owners)
     shares: ShareSpans = field(init=False)
+    #: Spans in which the log was silent.
+    standstills: Standstills = field(default_factory=Standstills)
     _passed: bool = False
     #: The last offset before the moment, and what was open then.
     _last: int = -1
@@ -87,6 +94,7 @@ class Ownership:
             if not self._passed and self._is_beyond(offset, stamp):
                 self._passed = True
                 self._capture()
+            self.standstills.see(self.world, stamp)
             outcome = self.world.apply(offset, stamp, value)
             self._see(outcome)
 
@@ -107,6 +115,16 @@ class Ownership:
                 if not moment.span.held and moment.span.since_offset < 0:
                     self._date(moment.span)
         self._count_open()
+        self._name_outages()
+
+    def _name_outages(self) -> None:
+        """Say of each silence how much of it was an outage of the log: one member alone makes none."""
+        for each in self.spans:
+            if each.held and each.until is not None:
+                each.stood_ms = self.standstills.within(self.cp, each.last_beat, each.until, least=2)
+        for moment in self.moments:
+            since = moment.last_beat if moment.heard is None else moment.heard
+            moment.stood_ms = self.standstills.within(self.cp, since, self.judged_at, least=2)
 
     def _date(self, free: Span) -> None:
         """Since when no member had these keys, and until when."""
@@ -165,8 +183,8 @@ class PieceOwnership(Ownership):
     """The history of one partition of a coordinated group, from a replay of the group's home CP."""
 
     assignments: Assignments = field(default_factory=lambda: Assignments(""))
-    #: client_id → (last beat, half its session, freshness) at that moment.
-    _members: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+    #: client_id → (last beat, half its session, freshness, own last record) at that moment.
+    _members: dict[str, tuple[int, int, str, int | None]] = field(default_factory=dict)
     #: (first key hash, last key hash, next offset) at that moment.
     _done: list[tuple[int, int, int]] = field(default_factory=list)
     #: (offset, what a client did to its position).
@@ -215,7 +233,8 @@ class PieceOwnership(Ownership):
             half, silence = (member.session_timeout_ms + 1) // 2, self.judged_at - member.last_beat
             is_gone = silence > member.session_timeout_ms
             freshness = "stale" if is_gone else "unknown" if silence > half else "fresh"
-            self._members[member.client_id] = member.last_beat, half, freshness
+            heard = self.assignments.heard(member.client_id)
+            self._members[member.client_id] = member.last_beat, half, freshness, heard
 
     def end(self) -> None:
         Ownership.end(self)
@@ -227,10 +246,11 @@ class PieceOwnership(Ownership):
                 each.ended_by += f", after {'; '.join(found)}"
         for each in sorted(self.spans, key=lambda each: each.lo):
             if each.since_offset <= self._last and (each.until_offset is None or self._last < each.until_offset):
-                beat, half, freshness = self._members.get(each.client_id, (each.last_beat, 0, "free"))
+                beat, half, freshness, heard = self._members.get(each.client_id, (each.last_beat, 0, "free", None))
                 done = min((done for lo, hi, done in self._done if lo <= each.hi and each.lo <= hi), default=0)
-                self.moments.append(Moment(each, beat, half, freshness if each.held else "free", done))
+                self.moments.append(Moment(each, beat, half, freshness if each.held else "free", done, heard=heard))
         self._count_open()
+        self._name_outages()
 
 
 def moment_text(when: str, moment: Moment, is_piece: bool) -> str:
@@ -243,7 +263,9 @@ def moment_text(when: str, moment: Moment, is_piece: bool) -> str:
     lapse, before = ("session had ended", "half a session") if is_piece else ("lease had lapsed", "one interval")
     if moment.freshness == "stale":
         lapsed = moment.last_beat + STALE_AFTER_INTERVALS * moment.heartbeat_interval_ms
-        text += f"\nBut silent since {time_text(moment.last_beat)}: its {lapse} at {time_text(lapsed)}."
+        since = moment.last_beat if moment.heard is None else moment.heard
+        outage = f", with an outage of the whole log of {span(moment.stood_ms)}" if moment.stood_ms else ""
+        text += f"\nBut silent since {time_text(since)}{outage}: its {lapse} at {time_text(lapsed)}."
     elif moment.freshness == "unknown":
         text += f"\nIts last beat was at {time_text(moment.last_beat)}, more than {before} before."
     return text
@@ -292,7 +314,7 @@ def ended_text(found: Span) -> str:
         case End.EVICTED:
             return f"evicted by {found.evictor}{_done(found)}" + (f"; then {found.ended_by}" if found.ended_by else "")
         case End.REPLACED:
-            silence = span((found.until or 0) - found.last_beat)
+            silence = silence_text((found.until or 0) - found.last_beat, found.stood_ms)
             verb = "then claimed by" if found.is_lease else "then it went to"
             return f"silent for {silence}" + (f", {verb} {found.ended_by}" if found.ended_by else "")
         case End.LEFT:

@@ -15,15 +15,18 @@ from kafka_marshal.observe.rows import (
     partitions_of,
     span_text,
 )
-from kafka_marshal.observe.text import count, span
+from kafka_marshal.observe.standstill import silence_text
+from kafka_marshal.observe.text import count, span, time_text
 
 if TYPE_CHECKING:
     from kafka_marshal.observe.rows import (
         GroupRow,
         LeaseRow,
         MemberRow,
+        PauseRow,
         WorkerRow,
     )
+    from kafka_marshal.observe.standstill import AllSilent
 
 #: Kind → the group's state in `status`. Kinds are part of the JSON of `check` and `status`.
 KINDS = {
@@ -38,13 +41,18 @@ KINDS = {
     "stuck_try": "wait for a try",
     "holes": "open messages near the limit",
     "parked": "set aside",
+    "all_silent": "all silent",
     "gone": "gone",
     "no_holder": "without a holder",
+    "paused": "paused for long",
     "pause_over": "pause is over",
     "members": "members too few",
     "lag": "behind",
     "silence": "silent",
 }
+
+#: A pause that has lasted for longer (ms) while messages wait is a problem: that of `release-group` ends before.
+LONG_PAUSE_MS: Final = 300_000
 
 #: The most ranges of partitions, and the most workers, that a text lists.
 _LISTED = 8
@@ -106,11 +114,15 @@ def problems_of(
     max_silence_ms: int | None = None,
     min_members: int = 0,
     max_cut_ms: int | None = None,
+    max_pause_ms: int = LONG_PAUSE_MS,
 ) -> list[Problem]:
     """All problems of the group, the worst first."""
     name = group.group
     found = [*_standing_still(group), *_held_back(group), *_members(group, max_silence_ms)]
-    found += _old_cuts(group, max_cut_ms)
+    if group.all_silent is not None and group.all_silent.members > 1:
+        found = [_all_silent(group, group.all_silent), *(each for each in found if each.kind not in _OF_SILENT)]
+    else:
+        found += _old_cuts(group, max_cut_ms)
     free = [row for row in group.unheld if row.client is None and not row.no_topic]
     if free and not group.is_over:
         found.append(Problem(name, "no_holder", _unheld_text(group, free), len(free), free))
@@ -124,12 +136,49 @@ def problems_of(
                 f"since: no worker runs. To end it for good: kafka-marshal release-group {shlex.quote(name)} --resume"
             )
             found.append(Problem(name, "pause_over", text, 1, []))
+        elif pause.lasts_ms > max_pause_ms and group.known_lag:
+            rows = [row for row in group.leases if row.lag]
+            text = f"{pause_text(group, pause)}, longer than {span(max_pause_ms)}. If what it was for is done: "
+            text += f"kafka-marshal release-group {shlex.quote(name)} --resume"
+            found.append(Problem(name, "paused", text, 1, rows))
     if group.living < min_members:
         found.append(too_few(name, group.living, min_members))
     behind = group.known_lag
     if max_lag is not None and behind > max_lag:
         found.append(Problem(name, "lag", f"{count(behind, 'message')} behind, more than {max_lag:,}", behind, []))
     return found
+
+
+def pause_text(group: GroupRow, pause: PauseRow) -> str:
+    """A pause in words: what waits, and who is there to continue."""
+    there = count(group.worker_count, "worker") if group.worker_count else "no worker"
+    return (
+        f"paused by {pause.client} for {span(pause.lasts_ms)}, {span(pause.left_ms)} left; "
+        f"{count(group.known_lag, 'message')} waiting, {there} there"
+    )
+
+
+#: What is said of members one by one, and only if they are not silent together.
+_OF_SILENT: Final = ("stuck_key", "hung", "silence")
+
+
+def _all_silent(group: GroupRow, found: AllSilent) -> Problem:
+    rows = [row for row in group.leases if row.client is not None and (row.silence_ms or 0) <= found.most_ms]
+    waiting = sum(row.lag or 0 for row in rows)
+    text = (
+        f"all {found.members} members silent since {time_text(found.since)} ({span(found.ms)}), and nothing else "
+        f"came to their log: check Kafka, and the network to it. {_kafka_seen(found)}. They hold "
+        f"{count(partitions_of(rows), 'partition')}, {waiting:,} waiting. More members would make it worse: first see "
+        "whether their processes run, and their logs"
+    )
+    return Problem(group.group, "all_silent", text, found.members, rows)
+
+
+def _kafka_seen(found: AllSilent) -> str:
+    """What the command itself saw of Kafka."""
+    if found.kafka_ms is None:
+        return "This command read the log, and asked Kafka nothing else"
+    return f"Kafka answered this command within {max(1, round(found.kafka_ms)):,} ms"
 
 
 def _unheld_text(group: GroupRow, free: list[LeaseRow]) -> str:
@@ -142,7 +191,7 @@ def _unheld_text(group: GroupRow, free: list[LeaseRow]) -> str:
     if group.members:
         return text
     text += f". No worker holds anything of the group{_heard(group.idle)}. {_last_seen(group)}"
-    if not group.living:
+    if not group.living and group.all_silent is None:
         text += ". Start its workers: they continue at its positions"
     if group.silent_ms > DAY_MS:
         text += f". If it is over: kafka-marshal forget-group {shlex.quote(group.group)} (its positions are lost then)"
@@ -155,7 +204,8 @@ def _last_seen(group: GroupRow) -> str:
 
 def _standing_still(group: GroupRow) -> Iterator[Problem]:
     hung = {id(row) for member in group.members if member.is_still for row in member.leases}
-    still = [row for row in group.leases if row.stuck and not (id(row) in hung and row.stuck.startswith(NO_PROGRESS))]
+    hidden = {id(row) for row in group.leases} if group.all_silent is not None else hung
+    still = [row for row in group.leases if row.stuck and not (id(row) in hidden and row.stuck.startswith(NO_PROGRESS))]
     for (kind, why), rows in _by_reason(still):
         text = f"{places(rows)}: {why}"
         if kind == "no_topic":
@@ -190,8 +240,9 @@ def _waiting(group: GroupRow, rows: Iterable[LeaseRow]) -> str:
     if not any(each.holder is None and not each.is_parked for row in rows for each in row.open):
         return ""
     return (
-        ". Messages wait for their next try there, and their keys for them: kafka-marshal open-messages "
-        f"{shlex.quote(group.group)} lists them, and says how to set one aside"
+        ". Messages of it are open that no member has: tried before, or left by a member that lost them; their keys "
+        f"wait for them. kafka-marshal open-messages {shlex.quote(group.group)} lists them, and says how to set one "
+        "aside"
     )
 
 
@@ -267,22 +318,33 @@ def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
         yield from _without_checkpoint(group)
     for member in sorted(group.members, key=lambda member: member.badness):
         holds = f"holds {count(len(member.leases), 'partition')} ({places(member.leases)})"
-        where = _name(member)
+        where, stood_ms = _name(member), member.last_heard.stood_ms
+        silence = silence_text(member.silence_ms, stood_ms)
         if member.is_hung:
             waited = span_text(member.no_progress_ms or 0, member.is_still_longer)
             text = f"{where} beats, but no progress for {waited}, hung? It {holds}, {member.lag or 0:,} waiting"
             text += _waiting(group, member.leases)
             yield Problem(group.group, "hung", text, 1, member.leases)
         elif member.state == "gone":
-            text = f"{where} is gone: silent for {span(member.silence_ms)}. It {holds}"
-            if not group.living:
+            together = group.all_silent
+            if together is not None and member.silence_ms > together.most_ms:
+                together = None
+            if together is not None and together.members > 1:
+                continue
+            text = f"{where} is gone: silent for {silence}. It {holds}"
+            if together is not None:
+                text += (
+                    f", {member.lag or 0:,} waiting. Nothing else came to the log since: check Kafka, and whether its "
+                    f"process runs. {_kafka_seen(together)}"
+                )
+            elif not group.living and group.all_silent is None:
                 text += (
                     f", {member.lag or 0:,} waiting. No other worker is alive: start one, it continues at their "
                     "positions"
                 )
             yield Problem(group.group, "gone", text, 1, member.leases)
-        elif max_silence_ms is not None and member.state != "unknown" and member.silence_ms > max_silence_ms:
-            text = f"{where} is silent for {span(member.silence_ms)}, more than {span(max_silence_ms)}. It {holds}"
+        elif max_silence_ms is not None and member.state != "unknown" and member.silence_ms - stood_ms > max_silence_ms:
+            text = f"{where} is silent for {silence}, more than {span(max_silence_ms)}. It {holds}"
             yield Problem(group.group, "silence", text, 1, member.leases)
 
 

@@ -19,6 +19,7 @@ from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
 
 if TYPE_CHECKING:
     from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
+    from kafka_marshal.observe.standstill import AllSilent
     from kafka_marshal.observe.verdict import Verdict
     from kafka_marshal.types import OpenMessages, Sharer
 
@@ -103,6 +104,10 @@ class LeaseRow:
     last_beat: int | None = None
     #: By the broker's clock (ms); None: it is free.
     silence_ms: int | None = None
+    #: For how much of that (ms) the log was silent: it counts for no member.
+    stood_ms: int = 0
+    #: All members of its group are silent: the longest silence (ms) that does not make one gone; 0: they are not.
+    with_all_ms: int = 0
     #: The largest offset up to which all is done; None: nothing is done.
     stable: int | None = None
     #: Done beyond a gap: (first, last), ascending.
@@ -232,7 +237,10 @@ class LeaseRow:
             return "never claimed" if self.kind == "claimed" else "not assigned"
         if self.client is not None and self.outage:
             return "unknown"
-        return state_of(self.silence_ms, self.heartbeat_interval_ms)
+        if self.silence_ms is None:
+            return "free"
+        found = state_of(self.silence_ms - self.stood_ms, self.heartbeat_interval_ms)
+        return "silent" if found == "gone" and self.silence_ms <= self.with_all_ms else found
 
     @property
     def seen(self) -> str:
@@ -296,7 +304,12 @@ class MemberRow:
     @property
     def silence_ms(self) -> int:
         """Since its last heartbeat, by the broker's clock (ms)."""
-        return min(row.silence_ms or 0 for row in self.leases)
+        return self.last_heard.silence_ms or 0
+
+    @property
+    def last_heard(self) -> LeaseRow:
+        """The row of its last heartbeat."""
+        return min(self.leases, key=lambda row: row.silence_ms or 0)
 
     @property
     def heartbeat_interval_ms(self) -> int:
@@ -308,7 +321,7 @@ class MemberRow:
         """Seen, silent or gone, as a lease; unknown in an outage."""
         if any(row.outage for row in self.leases):
             return "unknown"
-        return state_of(self.silence_ms, self.heartbeat_interval_ms)
+        return replace(self.last_heard, heartbeat_interval_ms=self.heartbeat_interval_ms).state
 
     @property
     def no_progress_ms(self) -> int | None:
@@ -452,6 +465,8 @@ class PauseRow:
     left_ms: int
     #: Coordination partition → when it ends there.
     where: dict[int, int]
+    #: How long (ms) it has lasted, as far back as the log was read.
+    lasts_ms: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -479,6 +494,8 @@ class GroupRow:
     silent_at_least: bool = False
     #: None: it takes none.
     checkpoints: CheckpointsRow | None = None
+    #: All of its members have been silent since the same moment; None: they have not.
+    all_silent: AllSilent | None = None
 
     @property
     def worker_count(self) -> int:

@@ -12,15 +12,14 @@ from __future__ import annotations
 import time
 import uuid
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from kafka_marshal.client.view import holdings
-from kafka_marshal.engine.work.topic_mark import POSITION_LOST, kafka_counts, why_lost
+from kafka_marshal.engine.work.topic_mark import kafka_counts
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.instance import Instance
 from kafka_marshal.node.checks import SET_BACK_MS, clock_set_back
@@ -28,10 +27,12 @@ from kafka_marshal.node.coordination_topic import log_name
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.observe.checkpoint_rows import checkpoints_row
 from kafka_marshal.observe.cuts import cut_in
+from kafka_marshal.observe.data_topics import DataTopics
 from kafka_marshal.observe.fold import Fold
 from kafka_marshal.observe.log import LOOK_STEP_S
 from kafka_marshal.observe.meter import BrokerClock, Meter, listening_s
-from kafka_marshal.observe.rows import DAY_MS, FOREIGN_COMMIT, NO_TOPIC, GroupRow, LeaseRow, PauseRow, WorkerRow
+from kafka_marshal.observe.rows import DAY_MS, GroupRow, LeaseRow, PauseRow, WorkerRow
+from kafka_marshal.observe.silence import Silence
 from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts, waiting_for_all
 from kafka_marshal.observe.text import local_ms
 from kafka_marshal.ports import TailBatch
@@ -43,81 +44,8 @@ from rationalizer.limits import STALE_AFTER_INTERVALS
 if TYPE_CHECKING:
     from kafka_marshal.client.view import LeaseInfo
     from kafka_marshal.observe.fold import Worker
-    from kafka_marshal.ports import Ack, Cluster, TopicInfo
-    from kafka_marshal.types import Key
+    from kafka_marshal.ports import Ack, Cluster
     from rationalizer import Group, Outcome, Progress, World
-
-
-class DataTopics:
-    """The topics, as the cluster described them when last asked."""
-
-    def __init__(self, cluster: Cluster, log_name: str) -> None:
-        self._cluster = cluster
-        self._log_name = log_name
-        #: Where each partition's log begins and ends.
-        self.marks: dict[Key, tuple[int, int]] = {}
-        self._topics: dict[str, TopicInfo] = {}
-        #: Topics that this user may not see.
-        self._hidden: frozenset[str] = frozenset()
-        #: By group that processes in transactions: the offsets in Kafka that count, and the metadata beside them (M7).
-        self._offsets: dict[str, Mapping[Key, tuple[int, str]]] = {}
-
-    def look_at_offsets(self, groups: set[str], timeout_s: float) -> None:
-        """Ask for the committed offsets of these groups (*blocking*); those that this user may not see are left out."""
-        self._offsets = {}
-        for group in groups:
-            with suppress(MarshalError):
-                self._offsets[group] = self._cluster.kafka_group(group, timeout_s).committed
-
-    def look(self, topics: set[str], timeout_s: float) -> None:
-        """Ask for these topics, and where their logs begin and end (*blocking*)."""
-        self._topics = self._visible(topics, timeout_s) if topics else {}
-        partitions = [
-            (name, number)
-            for name, info in self._topics.items()
-            for number in range(info.partitions)
-            if number not in info.leaderless
-        ]
-        self.marks = self._cluster.watermarks(partitions, timeout_s) if partitions else {}
-
-    def _visible(self, topics: set[str], timeout_s: float) -> dict[str, TopicInfo]:
-        """Those that this user may see: a claim can name any topic, and a forbidden one hides no other (*blocking*)."""
-        self._hidden = frozenset()
-        try:
-            return self._cluster.topic_info(topics, timeout_s)
-        except AuthorizationError:
-            seen = topics & self._cluster.topics(timeout_s).keys()
-            self._hidden = frozenset(topics - seen)
-            return self._cluster.topic_info(seen, timeout_s) if seen else {}
-
-    def why_stuck(self, info: LeaseInfo, progress: Progress) -> str:
-        """Why no worker can read this partition; "": the topic shows no reason."""
-        topic = self._topics.get(info.topic)
-        if info.topic in self._hidden:
-            return f"not to be seen by this user, if it is there. {grant('DESCRIBE', 'topic', [info.topic])}"
-        if topic is None:
-            return f"{NO_TOPIC} on this cluster any more"
-        if info.partition >= topic.partitions:
-            return f"{NO_TOPIC} with that many partitions any more: it has {topic.partitions}"
-        if info.partition in topic.leaderless:
-            return "no leader: nobody can read or write it"
-        _, log_end = self.marks.get((info.topic, info.partition), (None, None))
-        return why_lost(topic, progress, log_end) or self._foreign(info, progress)
-
-    def _foreign(self, info: LeaseInfo, progress: Progress) -> str:
-        """Why no member works on it: another program has committed for the group in Kafka (M7); "": none has."""
-        from kafka_marshal.engine.work.taking_over import is_ours
-
-        found = self._offsets.get(info.group_id, {}).get((info.topic, info.partition))
-        if info.client_id is not None or found is None or not kafka_counts(progress):
-            return ""
-        offset, metadata = found
-        if is_ours(metadata, info.epoch, self._log_name):
-            return ""
-        return (
-            f"{POSITION_LOST}: {FOREIGN_COMMIT} offset {offset} for this group in Kafka, which processes "
-            "in transactions"
-        )
 
 
 def why_no_share(group: Group | None, client: str) -> str:
@@ -136,11 +64,25 @@ _STAMP = itemgetter(1)
 #: Members write this often in each of their heartbeat intervals.
 _BEATS = 3
 
+#: After the log was read, what came meanwhile is read until nothing comes for this long (s), or it is this new (ms).
+_ON_S, _NEW_MS = 0.02, 1_000
+
 #: Waits for records check this often for Ctrl-C.
 _SLICE_S = 0.2
 
 #: How far back moves of positions are followed, the two intervals of samples (ms), and up to how many leases.
 _HISTORY_MS, _COARSE_MS, _FINE_MS, _MANY = 600_000, 10_000, 1_000, 20_000
+
+
+def _read_on(view: View) -> None:
+    """Read what came while the log was read: a long one takes a while, and silence is judged at its end."""
+    stamps, until = view.silence.stamps, time.monotonic() + view.patience_s
+    while time.monotonic() < until:
+        before = dict(stamps)
+        view.follow(_ON_S, until=lambda before=before: stamps != before)  # type: ignore[misc]
+        news = [stamp for cp, stamp in stamps.items() if stamp != before.get(cp)]
+        if not news or max(news) >= view.clock.now_ms() - _NEW_MS:
+            return
 
 
 class View:
@@ -176,8 +118,8 @@ class View:
         self._day_marks: dict[tuple[str, int], int] = {}
         #: Called for each applied record.
         self.observers: list[Callable[[int, int, Outcome], object]] = []
-        #: CP → timestamp of its last record.
-        self._stamps: dict[int, int] = {}
+        #: When the log was silent, and since when groups are.
+        self.silence: Silence = Silence(self.clock)
         #: The topics that groups read.
         self.data: DataTopics = DataTopics(cluster, log_name(topic))
 
@@ -208,6 +150,7 @@ class View:
         self._begin_fold()
         for world in self.worlds.values():
             self.clock.at_least(world.log_time)
+        _read_on(self)
 
     def _apply_in_slices(self, batch: TailBatch) -> None:
         """Old records at once; those of the last minutes in slices, with a sample of the meter after each."""
@@ -221,13 +164,14 @@ class View:
 
     def _apply(self, cp: int, entries: list[tuple[int, int, bytes | None]]) -> None:
         step_ms = _step_ms(entries[-1][1], self._window_start)
+        self.silence.standstills.see(self.worlds[cp], entries[0][1])
         is_followed = step_ms > 0 or bool(self.observers)
         if is_followed:
             self._follow(self.worlds[cp])
         self.replica.on_beats = None if self.observers else self.fold.hear
         self.replica.apply(TailBatch({cp: entries}), self._note if is_followed else None, history=is_followed)
         world, stamp = self.worlds[cp], entries[-1][1]
-        self._stamps[cp] = stamp
+        self.silence.stamps[cp] = stamp
         if stamp >= self._window_start or (
             _step_ms(stamp, self._window_start) and world.listed * len(self.worlds) <= _MANY
         ):
@@ -257,15 +201,19 @@ class View:
         while not until() and (left := deadline - time.monotonic()) > 0:
             batch = self.replica.read(min(left, _SLICE_S))
             for cp, entries in batch.records.items():
-                self._stamps[cp] = entries[-1][1]
+                self.silence.stamps[cp] = entries[-1][1]
                 self.clock.heard(entries[-1][1])
                 self.clock.at_least(entries[-1][1])
             self.replica.on_beats = None if self.observers else self.fold.hear
-            self.replica.apply(batch, self._note)
+            for cp, entries in batch.records.items():
+                for run in self.silence.standstills.runs(self.worlds[cp], entries):
+                    self.replica.apply(TailBatch({cp: run}), self._note)
+            self.replica.apply(TailBatch({}, batch.ends, batch.faults))
             for cp in batch.records:
                 self.meter.sample(self.worlds[cp])
             if batch.records and step_s > 0 and self.replica.tail.rest():
                 time.sleep(max(0.0, min(step_s, deadline - time.monotonic())))
+        self.silence.judged_at = self.clock.now_ms()
 
     def watch(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """The same, read in steps: for what is shown again and again."""
@@ -330,6 +278,7 @@ class View:
         """Look up where the logs of all topics that groups read begin and end (*blocking*)."""
         if self.outage:
             return
+        began = time.monotonic()
         wanted = None if groups is None else set(groups)
         topics = {
             info.topic
@@ -350,6 +299,7 @@ class View:
             },
             self.patience_s,
         )
+        self.silence.kafka_ms = 1000 * (time.monotonic() - began)
 
     def rows(self, group: str | None = None) -> list[LeaseRow]:
         """All known leases and pieces (of one group), sorted by group, topic, partition and keys (*blocking*).
@@ -358,7 +308,7 @@ class View:
         """
         if self.outage:  # known positions may lie beyond the last known log ends
             return [replace(row, outage=True) for row in self._rows]
-        now_ms = self.clock.now_ms()
+        now_ms = self.silence.now_ms()
         taking = {each.group_id: each for each in self.coordinated() if each.checkpoints is not None}
         rows = [
             self._row(cp, info, progress, now_ms, taking.get(info.group_id))
@@ -366,6 +316,8 @@ class View:
             for info, progress in holdings(world, group, by_keys=True)
         ]
         rows.sort(key=lambda row: (row.group, row.topic, row.partition, row.lo))
+        log_times = {cp: world.log_time for cp, world in self.worlds.items()}
+        rows = self.silence.judge(rows, self.coordinated(), self.fold.workers(now_ms - _HISTORY_MS), log_times)
         rows = mark_held_back(self._cluster, mark_stuck(self._cluster, rows, now_ms))
         self._rows = mark_verdicts(self._cluster, rows, self.meter, now_ms, self.patience_s)
         return self._rows
@@ -382,7 +334,7 @@ class View:
             by_group.setdefault(row.group, []).append(row)
         for pause in pauses:
             by_group.setdefault(pause.group, [])
-        now_ms = self.clock.now_ms()
+        now_ms = self.silence.now_ms()
         runs = self.fold.workers(now_ms - _HISTORY_MS)
         heard = [self._heard(run, homes.get(run.group), now_ms) for run in runs]
         last_heard: dict[str, int] = {}
@@ -401,6 +353,7 @@ class View:
                 [run for run in heard if run.group == name],
                 "claimed" if any(row.cp is not None for row in rows) else "",
                 silent_at_least=silent[name][1],
+                all_silent=None if self.outage else self.silence.groups.get(name),
             )
             for name, rows in sorted(by_group.items())
         ]
@@ -473,9 +426,12 @@ class View:
             for pause in world.pauses():
                 if group is None or pause.group_id == group:
                     where.setdefault((pause.group_id, pause.client_id), {})[cp] = pause.expires
-        now_ms = self.clock.now_ms()
+        now_ms = self.silence.now_ms()
         return [
-            PauseRow(name, client, max(found.values()), max(found.values()) - now_ms, found)
+            PauseRow(
+                *(name, client, max(found.values()), max(found.values()) - now_ms, found),
+                max(0, now_ms - self.fold.paused[name][1]) if name in self.fold.paused else 0,
+            )
             for (name, client), found in sorted(where.items())
         ]
 
@@ -516,17 +472,18 @@ class View:
             heartbeat_interval_ms=info.heartbeat_interval_ms if is_held or is_lease else None,
             last_beat=info.last_beat if is_held or is_lease else None,
             silence_ms=max(0, now_ms - info.last_beat) if is_held else None,
+            stood_ms=self.silence.standstills.within(cp, info.last_beat, now_ms, least=2) if is_held else 0,
             stable=info.stable,
             ranges=info.ranges,
             granted=info.granted,
             log_start=low,
             log_end=high,
             stuck=self.data.why_stuck(info, progress),
-            idle_ms=max(0, now_ms - moved_at - as_of_ms),
+            idle_ms=self.silence.worked_ms(self.worlds[cp], moved_at, as_of_ms),
             idle_at_least=not is_seen_moving,
-            stable_ms=max(0, now_ms - min(stable_at or last_beat, last_beat) - as_of_ms),
+            stable_ms=self.silence.worked_ms(self.worlds[cp], min(stable_at or last_beat, last_beat), as_of_ms),
             stable_at_least=not is_seen_behind,
-            held_ms=max(0, now_ms - granted_at - as_of_ms),
+            held_ms=self.silence.worked_ms(self.worlds[cp], granted_at, as_of_ms),
             kind=info.kind,
             lo=info.lo,
             hi=info.hi,
@@ -540,7 +497,7 @@ class View:
 
     def notes_on_clocks(self) -> list[str]:
         """Whether a broker's clock was set back, according to the last record of each CP."""
-        steps = {cp: self.worlds[cp].log_time - stamp for cp, stamp in self._stamps.items() if stamp >= 0}
+        steps = {cp: self.worlds[cp].log_time - stamp for cp, stamp in self.silence.stamps.items() if stamp >= 0}
         note = clock_set_back(self.replica.topic, {cp: step for cp, step in steps.items() if step >= SET_BACK_MS})
         return [note] if note else []
 

@@ -5,7 +5,7 @@ All results may contain text from the log: callers pass it through ``visible`` b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.work.topic_mark import split
@@ -299,14 +299,32 @@ _WORDS: dict[type[Record], Callable[..., str]] = {
 }
 
 
+def is_routine(outcome: Outcome) -> bool:
+    """Whether it only says how far a member is: of its messages some are done, or tried; none is set aside."""
+    record = outcome.message
+    if not outcome.accepted or outcome.code != codes.OK or record is None or outcome.silent:
+        return False
+    if outcome.type == "SettlingMessages":
+        return record.epoch is not None and not record.parked
+    return outcome.type == "SettleOffsets" and bool(record.member_id) and not record.parked
+
+
 # -- the result ----------------------------------------------------------------------------------------------
 
 
-def reason(outcome: Outcome, record: Record | None, value: bytes | None, world: World, before: Span | None) -> str:
-    """Why the record had this outcome. `world`: after the record; `before`: see `Fold.before`."""
+def reason(
+    outcome: Outcome,
+    record: Record | None,
+    value: bytes | None,
+    world: World,
+    before: Span | None,
+    overdue: Sequence[tuple[str, int]] | None = None,
+) -> str:
+    """Why the record had this outcome. `world`: after the record; `before`: `Fold.before`; `overdue`: `Fold.silent`."""
     if record is None:
         return _unreadable(value, world.level)
-    silent = [f"{client} was silent for {span(silence_ms)}" for client, silence_ms in outcome.silent]
+    found = outcome.silent if overdue is None else overdue
+    silent = [f"{client} was silent for {span(silence_ms)}" for client, silence_ms in found]
     return "; ".join(filter(None, (_reason(outcome, record, world, before), *silent)))
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from kafka_marshal.observe.checkpoints import CheckpointHistory
 from kafka_marshal.observe.fold import group_of, lease_of
-from kafka_marshal.observe.words import is_beat, reason, what, why_rebalanced
+from kafka_marshal.observe.words import is_beat, is_routine, reason, what, why_rebalanced
 from kafka_marshal.ports import LogEntry
 from kafka_marshal.ui.checkpoints import Marks
 from kafka_marshal.ui.index import Events, KeySpans, Names, Pulse, Series, SpanStore
@@ -273,7 +273,7 @@ class History:
         changed = self._take_effect(cp, outcome) if outcome.accepted else self._overhear(cp, outcome)
         if outcome.type == "ReleaseGroup" and outcome.accepted and message is not None:
             self._pause(cp, message.group_id, message.client_id, outcome.log_time, message.msg_expire_time)
-        if changed or not (is_beat(outcome, record) or self._only_says_so(cp, outcome, record)):
+        if changed or not (is_beat(outcome, record) or is_routine(outcome) or self._only_says_so(cp, outcome, record)):
             self._note(cp, offset, outcome, record, value, before, changed)
 
     def _only_says_so(self, cp: int, outcome: Outcome, record: Record | None) -> bool:

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from kafka_marshal.admin.open_messages import OpenMessage, state_of
 from kafka_marshal.instance import Instance
-from kafka_marshal.observe import rows as row_words
 from kafka_marshal.observe.holes import Holding
 from kafka_marshal.observe.open_problems import open_text
 from kafka_marshal.observe.payload import short
@@ -57,7 +56,7 @@ def sharing(group: GroupRow, holdings: Sequence[Holding], place: tuple[str, int]
 def sharer_state(sharer: Sharer, row: LeaseRow, now_ms: int) -> str:
     """Its freshness by the broker's clock, in the words of `status`."""
     silence_ms = max(0, now_ms - sharer.last_beat)
-    return "unknown" if row.outage else row_words.state_of(silence_ms, sharer.heartbeat_interval_ms)
+    return replace(row, silence_ms=silence_ms, heartbeat_interval_ms=sharer.heartbeat_interval_ms).state
 
 
 def _is_whole(row: LeaseRow) -> bool:
