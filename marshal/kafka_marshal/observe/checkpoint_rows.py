@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from kafka_marshal.observe.cuts import waits_for
 
 if TYPE_CHECKING:
+    from kafka_marshal.observe.checkpoints import CheckpointHistory
     from rationalizer import Group
 
 #: A cut is old if this many checkpoints were taken since.
@@ -29,6 +30,17 @@ class BarrierRow:
 
 
 @dataclass(frozen=True, slots=True)
+class UnsavedRow:
+    """A member whose states are not saved."""
+
+    client: str
+    instance: str
+    #: Since its first answer that says so, in the log that was read (ms), and the last checkpoint that lacks them.
+    since_ms: int
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointsRow:
     """The checkpoints of a group that takes some."""
 
@@ -40,6 +52,11 @@ class CheckpointsRow:
     #: (id, log time of its completion) of all that are kept, ascending.
     kept: tuple[tuple[int, int], ...]
     barrier: BarrierRow | None = None
+    unsaved: tuple[UnsavedRow, ...] = ()
+
+    def is_unsaved(self, client: str | None, instance: str | None) -> bool:
+        """Whether this member's states are not saved."""
+        return any((each.client, each.instance) == (client, instance) for each in self.unsaved)
 
     @property
     def as_of_ms(self) -> int:
@@ -61,7 +78,7 @@ class CheckpointsRow:
         return self.age_ms + newest_at - next((at for id_, at in self.kept if id_ >= checkpoint), newest_at)
 
 
-def checkpoints_row(group: Group, now_ms: int) -> CheckpointsRow | None:
+def checkpoints_row(group: Group, now_ms: int, history: CheckpointHistory | None = None) -> CheckpointsRow | None:
     """The row of a group; None: it takes no checkpoints."""
     found = group.checkpoints
     if found is None:
@@ -78,7 +95,11 @@ def checkpoints_row(group: Group, now_ms: int) -> CheckpointsRow | None:
             tuple(waits_for(group)),
         )
     kept = tuple((each.id, each.log_time) for each in found.kept)
-    return CheckpointsRow(found.keep, found.hold, found.newest, max(0, now_ms - kept[-1][1]), kept, barrier)
+    unsaved = tuple(
+        UnsavedRow(each.client, each.instance, max(0, now_ms - each.since), each.checkpoint)
+        for each in ([] if history is None else history.unsaved.values())
+    )
+    return CheckpointsRow(found.keep, found.hold, found.newest, max(0, now_ms - kept[-1][1]), kept, barrier, unsaved)
 
 
 def barrier_json(barrier: BarrierRow | None) -> dict[str, object] | None:

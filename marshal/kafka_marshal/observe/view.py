@@ -32,7 +32,7 @@ from kafka_marshal.observe.fold import Fold
 from kafka_marshal.observe.log import LOOK_STEP_S
 from kafka_marshal.observe.meter import BrokerClock, Meter, listening_s
 from kafka_marshal.observe.rows import DAY_MS, FOREIGN_COMMIT, NO_TOPIC, GroupRow, LeaseRow, PauseRow, WorkerRow
-from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts, waiting_for_all
+from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts, with_checkpoints
 from kafka_marshal.observe.text import local_ms
 from kafka_marshal.ports import TailBatch
 from kafka_marshal.rights import grant
@@ -42,6 +42,7 @@ from rationalizer.limits import STALE_AFTER_INTERVALS
 
 if TYPE_CHECKING:
     from kafka_marshal.client.view import LeaseInfo
+    from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
     from kafka_marshal.observe.fold import Worker
     from kafka_marshal.ports import Ack, Cluster, TopicInfo
     from kafka_marshal.types import Key
@@ -359,7 +360,7 @@ class View:
         if self.outage:  # known positions may lie beyond the last known log ends
             return [replace(row, outage=True) for row in self._rows]
         now_ms = self.clock.now_ms()
-        taking = {each.group_id: each for each in self.coordinated() if each.checkpoints is not None}
+        taking = {each.group_id: (each, row) for each in self.coordinated() if (row := self._checkpoints(each, now_ms))}
         rows = [
             self._row(cp, info, progress, now_ms, taking.get(info.group_id))
             for cp, world in self.worlds.items()
@@ -367,6 +368,7 @@ class View:
         ]
         rows.sort(key=lambda row: (row.group, row.topic, row.partition, row.lo))
         rows = mark_held_back(self._cluster, mark_stuck(self._cluster, rows, now_ms))
+        rows = [with_checkpoints(row, taking[row.group][1]) if row.group in taking else row for row in rows]
         self._rows = mark_verdicts(self._cluster, rows, self.meter, now_ms, self.patience_s)
         return self._rows
 
@@ -404,7 +406,13 @@ class View:
             )
             for name, rows in sorted(by_group.items())
         ]
-        return [_coordinated(each, homes[each.group], now_ms) if each.group in homes else each for each in found]
+        return [
+            _coordinated(each, of, self._checkpoints(of, now_ms), now_ms) if (of := homes.get(each.group)) else each
+            for each in found
+        ]
+
+    def _checkpoints(self, group: Group, now_ms: int) -> CheckpointsRow | None:
+        return checkpoints_row(group, now_ms, self.fold.checkpoints.get(group.group_id))
 
     def _silence(self, rows: list[LeaseRow], group: Group | None, last: int, now_ms: int) -> tuple[int, bool]:
         """How long (ms) no worker of the group was heard, and whether it may be longer. last: of the last minutes.
@@ -493,7 +501,9 @@ class View:
             if topic == name and (of, topic, partition) not in claimed
         ]
 
-    def _row(self, cp: int, info: LeaseInfo, progress: Progress, now_ms: int, taking: Group | None) -> LeaseRow:
+    def _row(
+        self, cp: int, info: LeaseInfo, progress: Progress, now_ms: int, taking: tuple[Group, CheckpointsRow] | None
+    ) -> LeaseRow:
         low, high = self.data.marks.get((info.topic, info.partition), (None, None))
         key = (info.group_id, info.topic, info.partition, info.lo)
         # A record that moves a position or grants a lease is a heartbeat, too: neither happened after the last one.
@@ -503,8 +513,7 @@ class View:
         granted_at = min(self.meter.granted_at(key) or last_beat, last_beat)
         stable_at, is_seen_behind = self.meter.stable_since(key)
         is_held, is_lease = info.client_id is not None, info.kind == "claimed"
-        checkpoints = None if taking is None else checkpoints_row(taking, now_ms)
-        as_of_ms = 0 if checkpoints is None else checkpoints.as_of_ms
+        as_of_ms = 0 if taking is None else taking[1].as_of_ms
         row = LeaseRow(
             group=info.group_id,
             topic=info.topic,
@@ -531,7 +540,7 @@ class View:
             lo=info.lo,
             hi=info.hi,
             goes_to=info.goes_to,
-            cut=None if taking is None else cut_in(taking.states((info.topic, info.partition)), info.lo, info.hi),
+            cut=None if taking is None else cut_in(taking[0].states((info.topic, info.partition)), info.lo, info.hi),
             as_of_ms=as_of_ms,
             open=info.open,
             sharers=info.sharers,
@@ -580,11 +589,8 @@ def _intervals(held: Iterable[tuple[LeaseInfo, int]]) -> list[float]:
     return list(found.values())
 
 
-def _coordinated(found: GroupRow, group: Group, now_ms: int) -> GroupRow:
+def _coordinated(found: GroupRow, group: Group, checkpoints: CheckpointsRow | None, now_ms: int) -> GroupRow:
     """The row of a coordinated group: its state is judged by the broker's clock, like silence."""
-    checkpoints = checkpoints_row(group, now_ms)
-    if checkpoints is not None and checkpoints.hold:
-        found = replace(found, leases=[waiting_for_all(row) for row in found.leases])
     is_moving = found.moving or any(member.is_overdue(now_ms) for member in group.members.values())
     return replace(
         found,
