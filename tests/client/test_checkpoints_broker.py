@@ -16,6 +16,7 @@ import pytest
 
 from kafka_marshal import Admin, CheckpointPolicy, Restore
 from kafka_marshal.checkpoints import Folder
+from tests.cli.harness import Command
 from tests.client.conftest import Scene, Worker, wait_until
 from tests.client.counting import Ledger, counted
 
@@ -187,7 +188,9 @@ def test_the_example_counts_exactly(counting: Counting) -> None:
     assert found == [Counter(2 * [str(number)[:2] for number in range(100)])] * PARTITIONS
 
 
-def test_a_store_that_refuses_is_told_by_check_and_nobody_is_blamed(counting: Counting) -> None:
+def test_a_store_that_refuses_is_told_by_check_and_nobody_is_blamed(
+    counting: Counting, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     a, b = counting.start("a"), counting.start("b")
     wait_until(lambda: shared(a, b))
     counting.produce(20)
@@ -196,13 +199,11 @@ def test_a_store_that_refuses_is_told_by_check_and_nobody_is_blamed(counting: Co
     counting.states.write_text("no folder")  # root may write everywhere, but into no file
     counting.produce(20)
 
-    def check(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "kafka_marshal.cli", *arguments, "--bootstrap", counting.bootstrap]
-        command += ["--topic", counting.coordination]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+    kafka = Command(capfd, monkeypatch)
+    about = ("--bootstrap", counting.bootstrap, "--topic", counting.coordination)
 
     def problems() -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(check("check", "--group", counting.group, "--json").stdout)["problems"]
+        found: list[dict[str, Any]] = kafka("check", "--group", counting.group, "--json", *about).json["problems"]
         return found
 
     wait_until(lambda: [each["amount"] for each in problems() if each["kind"] == "unsaved"] == [2], 60)
@@ -211,7 +212,7 @@ def test_a_store_that_refuses_is_told_by_check_and_nobody_is_blamed(counting: Co
     (problem,) = problems()
     assert "was not saved by 2 members (a, b)" in problem["text"]
     assert "the store of states refuses or hangs" in problem["text"]
-    for shown in (check("check").stdout, check("status").stdout, check("lag", "--group", counting.group).stdout):
+    for shown in (kafka(name, *about).out for name in ("check", "status", "lag")):
         assert "evict" not in shown and "hung" not in shown and "held back" not in shown, shown
     assert a.lines() and {line["partition"] for line in counting.said("handled")} == set(range(PARTITIONS))
     counting.states.unlink()
