@@ -292,6 +292,11 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
         )
     for consumer in list(driver.engine.consumers.values()):
         yield from (left.text(now) for left in consumer.delivery.left_behind)
+        if absent := consumer.subscription.absent:
+            yield (
+                f"the cluster has no topic {' and no topic '.join(absent)}: nothing of it is read. Is the name right? "
+                "It is read by itself once it is there"
+            )
         if consumer.schedule.let_go_why == HUNG:
             yield (
                 f"{HUNG} (consumer of {', '.join(sorted(consumer.subscription.topics))}): its partitions are released, "
