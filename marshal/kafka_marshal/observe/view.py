@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from kafka_marshal.types import Key
     from rationalizer import Group, Outcome, Progress, World
 
+    _Taking = tuple[Group, CheckpointsRow]
+
 
 class DataTopics:
     """The topics, as the cluster described them when last asked."""
@@ -406,10 +408,8 @@ class View:
             )
             for name, rows in sorted(by_group.items())
         ]
-        return [
-            _coordinated(each, of, self._checkpoints(of, now_ms), now_ms) if (of := homes.get(each.group)) else each
-            for each in found
-        ]
+        of = {name: (group, self._checkpoints(group, now_ms)) for name, group in homes.items()}
+        return [_coordinated(each, *of[each.group], now_ms) if each.group in of else each for each in found]
 
     def _checkpoints(self, group: Group, now_ms: int) -> CheckpointsRow | None:
         return checkpoints_row(group, now_ms, self.fold.checkpoints.get(group.group_id))
@@ -501,9 +501,7 @@ class View:
             if topic == name and (of, topic, partition) not in claimed
         ]
 
-    def _row(
-        self, cp: int, info: LeaseInfo, progress: Progress, now_ms: int, taking: tuple[Group, CheckpointsRow] | None
-    ) -> LeaseRow:
+    def _row(self, cp: int, info: LeaseInfo, progress: Progress, now_ms: int, taking: _Taking | None) -> LeaseRow:
         low, high = self.data.marks.get((info.topic, info.partition), (None, None))
         key = (info.group_id, info.topic, info.partition, info.lo)
         # A record that moves a position or grants a lease is a heartbeat, too: neither happened after the last one.
