@@ -177,7 +177,7 @@ def test_a_run_that_begins_while_kafka_is_away_waits_for_it(
         client = bench.marshal._driver.cluster.client  # type: ignore[attr-defined]
         bench.cluster.broker.set_reachable(client, False)
         bench.start(lambda message: handled.append(message.offset()))
-        bench.wait(lambda: "run() waits: nothing is handed out" in caplog.text, "it says that it waits")
+        bench.wait(lambda: "run() waits: nothing is delivered" in caplog.text, "it says that it waits")
         assert not bench.is_over, bench.error
         assert not handled
         if stops:

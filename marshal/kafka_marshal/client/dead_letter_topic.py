@@ -42,7 +42,7 @@ class Call(Protocol):
 def check_topic(consumer: FetchingConsumer[Any], topic: str, call: Call) -> None:
     """Warn if dead letters may be too large, or will soon be removed (*blocking*).
 
-    While no broker answers it waits, until the run is to end: nothing is handed out meanwhile. Raises
+    While no broker answers it waits, until the run is to end: nothing is delivered meanwhile. Raises
     ConfigurationError if they would be lost or come back, AuthorizationError if none may be written.
     """
     news, is_told = consumer._driver.cluster.runtime.condition(), False
@@ -54,7 +54,7 @@ def check_topic(consumer: FetchingConsumer[Any], topic: str, call: Call) -> None
             raise
         except KafkaUnavailableError as error:
             if not is_told:
-                text = "run() waits: nothing is handed out before Kafka has said whether %r can take dead letters: %s"
+                text = "run() waits: nothing is delivered before Kafka has said whether %r can take dead letters: %s"
                 log(logging.WARNING, "dead_letters_unchecked", text, topic, error)
         is_told = True
         if call.is_ending or consumer.stopping or consumer._driver.is_over:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
@@ -78,8 +79,10 @@ class CheckpointsRow:
         return self.age_ms + newest_at - next((at for id_, at in self.kept if id_ >= checkpoint), newest_at)
 
 
-def checkpoints_row(group: Group, now_ms: int, history: CheckpointHistory | None = None) -> CheckpointsRow | None:
-    """The row of a group; None: it takes no checkpoints."""
+def checkpoints_row(
+    group: Group, now_ms: int, histories: Mapping[str, CheckpointHistory] | None = None
+) -> CheckpointsRow | None:
+    """The row of a group; None: it takes no checkpoints. histories: by group, as far as the log was read."""
     found = group.checkpoints
     if found is None:
         return None
@@ -95,9 +98,10 @@ def checkpoints_row(group: Group, now_ms: int, history: CheckpointHistory | None
             tuple(waits_for(group)),
         )
     kept = tuple((each.id, each.log_time) for each in found.kept)
+    history = (histories or {}).get(group.group_id)
     unsaved = tuple(
         UnsavedRow(each.client, each.instance, max(0, now_ms - each.since), each.checkpoint)
-        for each in ([] if history is None else history.unsaved.values())
+        for each in (history.unsaved.values() if history is not None else ())
     )
     return CheckpointsRow(found.keep, found.hold, found.newest, max(0, now_ms - kept[-1][1]), kept, barrier, unsaved)
 

@@ -171,7 +171,7 @@ def _unsaved(group: GroupRow) -> Iterator[Problem]:
     text = (
         f"checkpoint {max(each.checkpoint for each in lacking)} was not saved by {count(len(names), 'member')} "
         f"({listed}), for {span_text(max(each.since_ms for each in lacking), at_least=True)}: "
-        f"{_NOT_TAKEN if checkpoints.hold else _NOT_SAVED}; their logs say why. They go on working, and nothing is "
+        f"{_NOT_TAKEN if checkpoints.hold else _NOT_SAVED}; their logs say why. They continue, and nothing is "
         "lost: the next checkpoint that succeeds has it all. Until then leave them running: if one ends, what it did "
         "since its last checkpoint is done again"
     )

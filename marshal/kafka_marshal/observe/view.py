@@ -362,7 +362,8 @@ class View:
         if self.outage:  # known positions may lie beyond the last known log ends
             return [replace(row, outage=True) for row in self._rows]
         now_ms = self.clock.now_ms()
-        taking = {each.group_id: (each, row) for each in self.coordinated() if (row := self._checkpoints(each, now_ms))}
+        known = self.fold.checkpoints
+        taking = {x.group_id: (x, row) for x in self.coordinated() if (row := checkpoints_row(x, now_ms, known))}
         rows = [
             self._row(cp, info, progress, now_ms, taking.get(info.group_id))
             for cp, world in self.worlds.items()
@@ -408,11 +409,8 @@ class View:
             )
             for name, rows in sorted(by_group.items())
         ]
-        of = {name: (group, self._checkpoints(group, now_ms)) for name, group in homes.items()}
+        of = {name: (group, checkpoints_row(group, now_ms, self.fold.checkpoints)) for name, group in homes.items()}
         return [_coordinated(each, *of[each.group], now_ms) if each.group in of else each for each in found]
-
-    def _checkpoints(self, group: Group, now_ms: int) -> CheckpointsRow | None:
-        return checkpoints_row(group, now_ms, self.fold.checkpoints.get(group.group_id))
 
     def _silence(self, rows: list[LeaseRow], group: Group | None, last: int, now_ms: int) -> tuple[int, bool]:
         """How long (ms) no worker of the group was heard, and whether it may be longer. last: of the last minutes.

@@ -84,7 +84,7 @@ class Restoring:
         for key in sorted(self._pieces):
             piece = self._pieces[key]
             if not piece.is_restored and piece.held and self._work.cutting.awaits_restore(key):
-                why = self._story.why(piece)
+                why: str = self._story.why(piece)
                 if why in ("joined", "handed_over") and self._shown.went_back(piece):
                     why = "rollback"
                 ready.setdefault(why, []).append(piece)

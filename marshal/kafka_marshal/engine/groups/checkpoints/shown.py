@@ -114,7 +114,7 @@ class Shown:
         return within(() if group is None else tuple(group.states(piece.key)), piece.span)
 
     def went_back(self, piece: HeldPiece) -> bool:
-        """Whether nothing was done of it since the group was put back without members: nobody was told (X17)."""
+        """Whether nothing was done of it since the group was put back while it had no members (X17)."""
         found, group = self.checkpoints, self._member.group
         if group is None or found is None or not found.went_back_to or found.find(found.went_back_to) is None:
             return False
