@@ -47,6 +47,7 @@ def main(servers: str, topic: str, folder: str, name: str) -> None:
     """Work until SIGTERM; a second worker takes over with the state, and repeats nothing."""
     counts = Counts(folder)
     policy = CheckpointPolicy(every=30, keep=16)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # while it starts it holds nothing
     with Marshal(servers, group_id="delays", client_id=name) as marshal:
         signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
         with marshal.group_consumer(

@@ -31,6 +31,7 @@ def copy(consumer: Consumer, batch: Batch, target: str) -> None:
 def main(servers: str, source: str, target: str) -> None:
     """Work until SIGTERM or Ctrl-C."""
     logging.basicConfig(level=logging.INFO)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # while it starts it holds nothing
     with Marshal(servers, group_id=f"{source}-to-{target}") as marshal:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: marshal.stop())

@@ -31,6 +31,7 @@ def work(consumer: Consumer, batch: Batch, sink: SqliteSink) -> None:
 
 def main(servers: str, topic: str, database: str) -> None:
     """Work until SIGTERM or Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # while it starts it holds nothing
     with Marshal(servers, group_id="thumbnails") as marshal, SqliteSink(database) as sink:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: marshal.stop())

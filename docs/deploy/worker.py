@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 from pathlib import Path
 
 from kafka_marshal import Marshal, Message
@@ -24,6 +25,7 @@ def settings() -> dict[str, object]:
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # while it starts it holds nothing
 with Marshal(
     os.environ["KAFKA_MARSHAL_BOOTSTRAP"],
     group_id=os.environ["GROUP"],

@@ -74,6 +74,7 @@ class CheckpointRecords(Judging):
         if group.checkpoints.find(target) is None:
             return Verdict(codes.UNKNOWN_CHECKPOINT, False)
         barriers.go_back(group, target)
+        group.checkpoints.went_back_to = 0 if group.members else target
         self._rebalance(group, context, frozenset(group.members))
         return Verdict(codes.OK, True)
 

@@ -170,7 +170,10 @@ class Checkpoints:
     partitions without a start.
     """
 
-    __slots__ = ("barrier", "hold", "keep", "kept", "old_weight", "owners", "revoked", "seen", "unset")
+    __slots__ = (
+        *("barrier", "hold", "keep", "kept", "old_weight", "owners", "revoked", "seen", "unset"),
+        "went_back_to",
+    )
 
     def __init__(self, keep: int, hold: bool) -> None:
         self.keep = keep
@@ -183,6 +186,8 @@ class Checkpoints:
         self.revoked: AbstractSet[Key] = frozenset()
         #: The weight of all versions that the newest does not see.
         self.old_weight = 0
+        #: The checkpoint of the last Rollback, if no member was there; 0: not known. In no snapshot: only X17 asks.
+        self.went_back_to = 0
 
     # -- reading ---------------------------------------------------------------------------------------
 

@@ -82,6 +82,9 @@ def test_the_list(kafka: Command, delays: Delays, drawn: Callable[[], None]) -> 
     delays.fleet.answer("w1", delays.generation, open_one)
     ran = kafka("checkpoints", "delays", "--json")
     assert ran.status == 0, ran.err
+    plain = kafka("checkpoints", "delays")
+    assert [row["kind"] for row in plain.table] == ["initial", "periodic", "periodic"]
+    assert plain.err.startswith(f"delays: newest checkpoint {newest}, "), "a pipe gets the table, people the headline"
     found = ran.json
     assert (found["keep"], found["hold"], found["newest"]) == (3, False, newest)
     assert found["barrier"]["waits_for"] == ["w2"]
@@ -162,11 +165,13 @@ def _barrier(kafka: Command, group: str) -> int | None:
 
 def test_a_rollback(kafka: Command, delays: Delays, drawn: Callable[[], None]) -> None:
     good, bad = delays.taken(4, 4, 4), delays.taken(9, 9, 9)
+    assert kafka("checkpoints", "delays", "--pin", bad).status == 0
     asked = kafka("rollback", "delays", "--to", good)
     assert asked.status == 2
-    assert "--yes" in asked.err
+    assert "--yes" in asked.err and f"1 checkpoint goes with it, for good: {bad} (pinned)" in asked.err
     planned = kafka("rollback", "delays", "--to", good, "--dry-run", "--json").json
     assert (planned["to"], planned["generation"], planned["dropped"], planned["paused"]) == (good, None, [bad], False)
+    assert planned["pinned"] == [bad]
     assert planned["partitions"][0] == {
         "topic": delays.data,
         "partition": 0,
@@ -181,6 +186,7 @@ def test_a_rollback(kafka: Command, delays: Delays, drawn: Callable[[], None]) -
     ran = kafka("rollback", "delays", "--to", good, "--yes")
     assert ran.status == 0, ran.err
     assert "15 messages come again" in ran.out
+    assert f"1 checkpoint went with it, for good: {bad} (pinned)" in ran.err
     found = kafka("checkpoints", "delays", "--json").json
     (back,) = found["went_back"]
     assert (back["why"], back["checkpoint"], back["pieces"]) == ("rollback", good, 3)

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from kafka_marshal import Admin, CheckpointPolicy, Restore
 from kafka_marshal.checkpoints import Folder
+from tests.cli.harness import Command
 from tests.client.conftest import Scene, Worker, wait_until
 from tests.client.counting import Ledger, counted
 
@@ -184,3 +186,37 @@ def test_the_example_counts_exactly(counting: Counting) -> None:
     store = Folder(counting.states)
     counting.read(lambda restore: found.extend(json.loads(store.load(piece)) for piece in restore.pieces))
     assert found == [Counter(2 * [str(number)[:2] for number in range(100)])] * PARTITIONS
+
+
+def test_a_store_that_refuses_is_told_by_check_and_nobody_is_blamed(
+    counting: Counting, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = counting.start("a"), counting.start("b")
+    wait_until(lambda: shared(a, b))
+    counting.produce(20)
+    counting.await_saved()
+    away = counting.states.rename(counting.folder / "away")
+    counting.states.write_text("no folder")  # root may write everywhere, but into no file
+    counting.produce(20)
+
+    kafka = Command(capfd, monkeypatch)
+    about = ("--bootstrap", counting.bootstrap, "--topic", counting.coordination)
+
+    def problems() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = kafka("check", "--group", counting.group, "--json", *about).json["problems"]
+        return found
+
+    wait_until(lambda: [each["amount"] for each in problems() if each["kind"] == "unsaved"] == [2], 60)
+    time_of_hung = time.monotonic() + 15  # later than a worker without progress is called hung
+    wait_until(lambda: time.monotonic() > time_of_hung, 60)
+    (problem,) = problems()
+    assert "was not saved by 2 members (a, b)" in problem["text"]
+    assert "the store of states refuses or hangs" in problem["text"]
+    for shown in (kafka(name, *about).out for name in ("check", "status", "lag")):
+        assert "evict" not in shown and "hung" not in shown and "held back" not in shown, shown
+    assert a.lines() and {line["partition"] for line in counting.said("handled")} == set(range(PARTITIONS))
+    counting.states.unlink()
+    away.rename(counting.states)
+    wait_until(lambda: problems() == [], 60)
+    counting.await_saved()
+    assert counting.repeated() == set()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 import pytest
 
+from kafka_marshal.metrics.rows import CheckpointMetrics
 from tests.client.conftest import wait_until
-from tests.client.test_checkpoints import Team, team
+from tests.client.test_checkpoints import Team, Worker, settled, team
 
 __all__ = ["team"]  # a fixture
 
@@ -46,6 +48,57 @@ def test_a_member_whose_saves_fail_one_after_another_is_not_well(team: Team, mon
     wait_until(lambda: not a.marshal.health().ok)
     (problem,) = a.marshal.health().problems
     assert problem.startswith("its last ") and "lack some or all of its pieces" in problem
+    assert "on_checkpoint fails or hangs: look at the store of states" in problem
     monkeypatch.setattr(team.store, "save", save)
     wait_until(lambda: a.marshal.health().ok)
     a.leave()
+
+
+def test_figures_and_the_log_count_what_is_saved_and_not_what_was_tried(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = team.start("a")
+    team.produce(3)
+
+    def read() -> CheckpointMetrics:
+        found = a.marshal.metrics().checkpoints
+        assert found is not None
+        return found
+
+    def outcomes() -> dict[str, int]:
+        return dict(read().outcomes)
+
+    wait_until(lambda: outcomes().get("complete", 0) > 0)
+    save = team.store.save
+
+    def fails(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(team.store, "save", fails)
+    ended = outcomes().get("ended", 0)
+    team.produce(3)
+    wait_until(lambda: outcomes().get("ended", 0) > ended + 1)
+    before, saved, kept = outcomes(), read().save_seconds.count, a.consumer.checkpoints.kept
+    cut_at = time.monotonic() - (read().oldest_cut_seconds or 0.0)
+    wait_until(lambda: outcomes().get("ended", 0) > before["ended"] + 2)
+    found = read()
+    assert found.oldest_cut_seconds is not None
+    assert abs(time.monotonic() - found.oldest_cut_seconds - cut_at) < 0.2, "the alert of a store that refuses"
+    assert outcomes() == {**before, "ended": outcomes()["ended"]}
+    assert (found.save_seconds.count, a.consumer.checkpoints.kept) == (saved, kept), "nothing was retired either"
+    monkeypatch.setattr(team.store, "save", save)
+    wait_until(lambda: (read().oldest_cut_seconds or 9.0) < time.monotonic() - cut_at - 0.5)
+    assert outcomes()["complete"] > before["complete"]
+
+
+def test_one_of_two_members_that_saves_nothing_is_named(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = team.start("a"), team.start("b")
+    settled(a, b)
+    monkeypatch.setattr(b.ledger, "failures", 10**6)
+    team.produce(1)
+
+    def outcome(worker: Worker, what: str) -> int:
+        found = worker.marshal.metrics().checkpoints
+        return 0 if found is None else dict(found.outcomes).get(what, 0)
+
+    wait_until(lambda: outcome(a, "without_some") > 0 and outcome(b, "without_some") > 0)

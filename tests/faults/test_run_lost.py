@@ -163,3 +163,29 @@ def test_a_sink_does_not_commit(tmp_path: Path) -> None:
         assert [type(error) for error in errors] == [LeaseLostError]
         with sqlite3.connect(tmp_path / "x.db") as rows:
             assert rows.execute("SELECT * FROM lines").fetchall() == [(2,)]
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_run_that_begins_while_kafka_is_away_waits_for_it(
+    stops: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The topic of its dead letters can't be looked up; an error would end a worker that has joined."""
+    monkeypatch.setattr("kafka_marshal.client.dead_letter_topic.LOOKUP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("kafka_marshal.client.dead_letter_topic.AGAIN_S", 0.02)
+    handled: list[object] = []
+    with Bench(1, 60_000) as bench:
+        client = bench.marshal._driver.cluster.client  # type: ignore[attr-defined]
+        bench.cluster.broker.set_reachable(client, False)
+        bench.start(lambda message: handled.append(message.offset()))
+        bench.wait(lambda: "run() waits: nothing is delivered" in caplog.text, "it says that it waits")
+        assert not bench.is_over, bench.error
+        assert not handled
+        if stops:
+            bench.marshal.stop()
+        else:
+            bench.cluster.broker.set_reachable(client, True)
+            bench.wait(lambda: handled, "it has begun")
+            bench.marshal.stop()
+        assert bench.ended() is None
+        bench.cluster.broker.set_reachable(client, True)
+    assert handled == ([] if stops else [0])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
 import time
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from kafka_marshal import CheckpointPolicy, Marshal, Message, Metrics, Retry
 from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.admin.pause import Pause
 from kafka_marshal.engine.figures import BUCKETS_S, Histogram
 from kafka_marshal.metrics.rows import CheckpointMetrics, PartitionMetrics, RecordCount
 from rationalizer import (
@@ -349,3 +352,32 @@ def test_takes_of_batches_are_counted_by_what_they_gave() -> None:
         assert found["again"] >= 1
         assert 0 < marshal.metrics().redelivered_messages <= size
         again.done()
+
+
+def test_what_does_not_work_at_once_says_why(
+    marshal: Marshal, cluster: MemoryCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An absent topic, `async for` over a consumer whose calls block, a pause that nothing begins."""
+    with marshal.consumer([TOPIC, "flihgts"]) as consumer:
+        wait_until(lambda: not marshal.health().ok)
+        (problem,) = marshal.health().problems
+        assert problem.startswith("the cluster has no topic flihgts: nothing of it is read.")
+        with pytest.raises(TypeError, match=r"Consumer is not for `async for` .* kafka_marshal.aio"):
+            asyncio.run(_loop(consumer))
+        cluster.broker.create_topic("flihgts", 1)
+        wait_until(lambda: marshal.health().ok)
+    with pytest.raises(TypeError, match=r"Marshal is not for .* kafka_marshal.aio"):
+        asyncio.run(_enter(marshal))
+    Pause(cast("Any", None), GROUP, "admin", 10.0)
+    gc.collect()
+    assert f"group '{GROUP}' is not paused: nothing has begun this Pause" in caplog.text
+
+
+async def _loop(consumer: Any) -> None:
+    async for _ in consumer:
+        pass
+
+
+async def _enter(marshal: Any) -> None:
+    async with marshal:
+        pass

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kafka_marshal.cli.log import Filter, LogLines
-from kafka_marshal.observe.checkpoint_rows import CheckpointsRow, checkpoints_row
+from kafka_marshal.observe.checkpoint_rows import CheckpointsRow, UnsavedRow, checkpoints_row
 from kafka_marshal.observe.checkpoints import CheckpointHistory, Ended, Happened, Taken, WentBack
 from kafka_marshal.observe.cuts import cuts_now, is_initial, oldest_cut, waits_for
 from kafka_marshal.observe.ownership import PieceOwnership, ended_text
 from kafka_marshal.observe.problems import problems_of
 from kafka_marshal.observe.rows import GroupRow, LeaseRow
-from kafka_marshal.observe.stuck import waiting_for_all
-from rationalizer import Record, World, encode
+from kafka_marshal.observe.stuck import with_checkpoints
+from rationalizer import LeaveGroup, Record, World, encode
 from rationalizer.dump import DumpReader
 from rationalizer.groups.history import Assignments
+from rationalizer.wire.wellformed import REACHED, REFUSED
 from tests.fleet import Fleet, cut, started
 
 EXAMPLES = Path(__file__).parents[1] / "rationalizer" / "examples"
@@ -201,9 +203,12 @@ def test_where_all_have_to_take_part_no_member_is_blamed() -> None:
         (member,) = GroupRow("g", [row], kind="coordinated", checkpoints=checkpoints).members
         assert (member.is_still, member.is_hung) == (True, not hold)
     still = replace(row, stuck="no progress for 50 s with messages waiting: see w2's log")
-    assert waiting_for_all(still).stuck == "no progress for 50 s: it moves with a checkpoint of all members; see check"
+    assert (
+        with_checkpoints(still, checkpoints).stuck
+        == "no progress for 50 s: it moves with a checkpoint of all members; see check"
+    )
     unread = replace(row, stuck="offset 5 can't be read: it is harmed")
-    assert waiting_for_all(unread) == unread
+    assert with_checkpoints(unread, checkpoints) == unread
 
 
 def test_a_piece_that_was_never_handed_in_is_the_oldest() -> None:
@@ -227,3 +232,90 @@ def test_a_piece_that_was_never_handed_in_is_the_oldest() -> None:
     oldest = oldest_cut(group, newest)
     assert oldest is not None
     assert (oldest.partition, oldest.cut, oldest.client) == (1, None, "w1")
+
+
+# -- a store that refuses ----------------------------------------------------------------------------------------
+
+
+def refusing(*refused: str) -> tuple[World, CheckpointHistory, list[int]]:
+    """w1 and w2, and checkpoints of which each lacks these: "w1 w2" both refuse."""
+    world, history, ids = World(0, 1), CheckpointHistory(GROUP), []
+
+    def append(record: Record, cp: int) -> int:
+        outcome = world.apply(world.next_offset, 1_000 * world.next_offset, encode(record))
+        history.see(world, outcome)
+        return world.next_offset - 1
+
+    fleet = Fleet(GROUP, 1, append)
+    fleet.upgrade(3)
+    fleet.configure()
+    newest = fleet.begin("w1", 0)
+    fleet.join("w1", {"t": 2}, session=100_000)
+    generation = fleet.join("w2", {"t": 2}, session=100_000)
+    fleet.commit("w1", generation, *started("t", 0, 1))
+    newest = fleet.begin("w1", newest, keep=0)
+    generation = fleet.answer("w1", generation, newest, cut("t", 0, 5), cut("t", 1, 5))  # hands one over
+    for who in refused:
+        ids.append(fleet.begin("w1", newest))
+        for client in ("w1", "w2"):
+            fleet.answer(client, generation, ids[-1], answer=REFUSED if client in who else REACHED)
+        if ids[-1] in [kept.id for kept in _kept(world)]:
+            newest = ids[-1]
+    return world, history, ids
+
+
+def _kept(world: World) -> Sequence[Any]:
+    group = world.group(GROUP)
+    assert group is not None
+    assert group.checkpoints is not None
+    return group.checkpoints.kept
+
+
+def test_who_could_save_nothing_is_known_until_it_saves_or_goes() -> None:
+    def unsaved(*refused: str) -> list[tuple[str, int, int]]:
+        _, history, ids = refusing(*refused)
+        return [(each.client, each.count, ids.index(each.checkpoint)) for each in history.unsaved.values()]
+
+    assert unsaved("w1") == [("w1", 1, 0)]
+    assert unsaved("w1", "w1 w2", "w1") == [("w1", 3, 2)]
+    assert unsaved("w1 w2", "w2", "") == []
+    world, history, _ = refusing("w1 w2")
+    group = world.group(GROUP)
+    assert group is not None
+    gone = group.clients["w1"]
+    leave = LeaveGroup(gone.instance_id, "w1", GROUP, gone.member_id, group.generation)
+    history.see(world, world.apply(world.next_offset, 10**5, encode(leave)))
+    assert [each.client for each in history.unsaved.values()] == ["w2"]
+
+
+def test_a_store_that_refuses_is_one_problem_and_comes_first() -> None:
+    def row(client: str, partition: int) -> LeaseRow:
+        still = "no progress for 50 s with messages waiting: see w2's log"
+        found = replace(piece(100, 66_000), client=client, instance=f"{client}/1", partition=partition, stuck=still)
+        return replace(found, held_back="held back at offset 1234 for 50 s by key c472")
+
+    rows = [row("w1", 0), row("w1", 1), row("w2", 2), row("w2", 3)]
+    both = tuple(UnsavedRow(client, f"{client}/1", 60_000, 412) for client in ("w1", "w2"))
+    for hold in (False, True):
+        refuses = replace(KEPT, hold=hold, unsaved=both)
+        group = GroupRow("g", [with_checkpoints(each, refuses) for each in rows], checkpoints=refuses)
+        first, *others = problems_of(group)
+        assert (first.kind, first.amount, len(first.partitions)) == ("unsaved", 2, 4)
+        assert first.text.startswith("checkpoint 412 was not saved by 2 members (w1, w2), for over 1 min: ")
+        assert ("the store of states refuses or hangs" in first.text) is not hold
+        assert [each.kind for each in others] == (["stuck_key"] * 4 if hold else [])
+        assert not any(member.is_hung for member in group.members)
+        assert ["its state is not saved; see check" in each.stuck for each in group.leases] == [not hold] * 4
+    # One of both refuses: what is said of the other stays.
+    refuses = replace(KEPT, unsaved=both[:1])
+    group = GroupRow("g", [with_checkpoints(each, refuses) for each in rows], checkpoints=refuses)
+    found = problems_of(group)
+    assert [(each.kind, len(each.partitions)) for each in found] == [("unsaved", 2), ("hung", 2), ("old_cut", 2)]
+    assert all("w2" in each.text for each in found[1:])
+
+
+def test_pieces_of_one_member_that_were_not_handed_in_are_one_problem() -> None:
+    rows = [replace(piece(100, 66_000), partition=partition, held_back="held back") for partition in range(12)]
+    found = [each for each in problems_of(GroupRow("g", rows, checkpoints=KEPT)) if each.kind != "hung"]
+    assert [(each.kind, each.amount) for each in found] == [("old_cut", 12)], "and no advice to evict"
+    assert found[0].text.startswith("flights 0-11: w2 has not handed them in since checkpoint 100, for over 1 min 6 s")

@@ -6,6 +6,7 @@ User threads run this module, and may be interrupted anywhere in it. Threads of 
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
@@ -19,6 +20,7 @@ from kafka_marshal.admin.positions import Keep, Move, Target, check_targets
 from kafka_marshal.admin.session import Session
 from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.errors import AdminError, ConfigurationError, MarshalError
+from kafka_marshal.logs import log
 from kafka_marshal.node.engine_lock import under_lock
 from kafka_marshal.node.serving import Answer, EndedError
 from kafka_marshal.ports import TopicPartition
@@ -116,6 +118,13 @@ class Pause(OneProcess):
             self.resume()
         except MarshalError as second:
             error.add_note(str(second))
+
+    def __del__(self) -> None:
+        if not getattr(self, "_used", True):
+            text = (
+                "group %r is not paused: nothing has begun this Pause. Use it as `with admin.pause(…)`, or call start()"
+            )
+            log(logging.WARNING, "pause_not_begun", text, self.group_id)
 
     # What an operator does during it.
 

@@ -31,7 +31,7 @@ from rationalizer import (
     codes,
 )
 from rationalizer.limits import MAX_KEY_HASH
-from rationalizer.wire.wellformed import END
+from rationalizer.wire.wellformed import END, PINNED
 
 #: timeout_ms of a first checkpoint: it is complete at once.
 _NO_BARRIER_MS: Final = 1_000
@@ -75,6 +75,8 @@ class RolledBack:
     paused_by: str | None = None
     #: Log time (ms) at which that pause ends.
     paused_until: int | None = None
+    #: Those of ``dropped`` that are pinned.
+    pinned: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class _Way:
     group_id: str
     to: int
     dropped: tuple[int, ...]
+    pinned: tuple[int, ...]
     partitions: tuple[tuple[TopicPartition, Seen, Seen], ...]
 
     def planned(self, cluster: Cluster) -> RolledBack:
@@ -95,7 +98,7 @@ class _Way:
             gone = max(0, min(low, now.position) - then.position)
             messages = max(0, _done(now) - _done(then) - gone)
             found.append(Rewound(*key, now.position, then.position, messages, gone))
-        return RolledBack(self.group_id, self.to, None, tuple(found), self.dropped)
+        return RolledBack(self.group_id, self.to, None, tuple(found), self.dropped, pinned=self.pinned)
 
 
 def _way(worlds: Mapping[int, World], group_id: str, to: int | str | datetime) -> _Way:
@@ -107,7 +110,9 @@ def _way(worlds: Mapping[int, World], group_id: str, to: int | str | datetime) -
         for key in group.partitions()
         if group.kept(*key) is not None
     )
-    return _Way(group_id, target, tuple(kept.id for kept in checkpoints.kept if kept.id > target), partitions)
+    above = [kept for kept in checkpoints.kept if kept.id > target]
+    pinned = tuple(kept.id for kept in above if kept.kind == PINNED)
+    return _Way(group_id, target, tuple(kept.id for kept in above), pinned, partitions)
 
 
 def plan(cluster: Cluster, worlds: Mapping[int, World], group_id: str, to: int | str | datetime) -> RolledBack:

@@ -72,6 +72,7 @@ def check(
     no topic       the topic of a position was deleted, and not recreated
     stuck          the next message can't be read (see skip), or its partition has no leader
     deleted        retention deleted messages that were not done; until the position is beyond them
+    unsaved        members can save no state: their store refuses or hangs. Leave them running, and mend it
     stuck key      one message blocks a partition, while its worker handles others
     hung           a worker beats and has messages waiting, but reports no progress (3 heartbeat intervals, 10 s); in a
                    group that takes checkpoints: although one was complete since

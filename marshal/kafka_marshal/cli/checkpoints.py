@@ -16,11 +16,12 @@ from kafka_marshal.cli.output import Cell, Column, print_json, print_table, prog
 from kafka_marshal.cli.watch import Picture, Section, print_picture
 from kafka_marshal.observe.checkpoint_rows import barrier_json, checkpoints_row
 from kafka_marshal.observe.checkpoint_words import barrier_text, happened_text
-from kafka_marshal.observe.cuts import KIND_WORDS, oldest_cut
+from kafka_marshal.observe.cuts import KIND_WORDS, is_initial, oldest_cut
 from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.text import clock_text, count, span, time_text
 from rationalizer import route_group
+from rationalizer.wire.wellformed import PINNED
 
 if TYPE_CHECKING:
     from kafka_marshal.admin.checkpoint_work import TakenCheckpoint
@@ -172,7 +173,8 @@ def checkpoints(
     r"""The checkpoints that GROUP keeps, and the last losses and rollbacks; or change what is kept.
 
     \b
-    kind         passing (made for a hand-over, goes with the next), periodic (the newest N are kept), pinned
+    kind         passing (made for a hand-over, goes with the next), periodic (the newest N are kept), pinned, or
+                 initial (before any state was saved; pinned, too)
     took         from its begin until it was complete; - before the log that was read (to the last snapshots)
     members      that handed in, of those that owned pieces
     oldest cut   the checkpoint for which its oldest piece was handed in, and that piece, with its owner in the newest
@@ -303,7 +305,7 @@ def _kept_cells(group: Group, history: CheckpointHistory, now_ms: int) -> list[l
             [
                 str(kept.id),
                 Cell(time_text(kept.log_time), short=clock_text(kept.log_time, now_ms)),
-                KIND_WORDS[kept.kind],
+                "initial" if kept.kind == PINNED and is_initial(group, kept.id) else KIND_WORDS[kept.kind],
                 "-" if taken is None else span(taken.took_ms),
                 "-" if taken is None else f"{taken.members}/{taken.owners}",
                 "-" if oldest is None else "never" if oldest.cut is None else str(oldest.cut),

@@ -41,8 +41,8 @@ def broker(options: Options, port: int | None, brokers: str, keep: Path | None) 
     """Run a real Kafka on this machine, without containers, until Ctrl-C.
 
     Its address goes to standard output as the first line, and how the start proceeds to standard error; it listens on
-    the loopback interface only. --timeout: how long it may take to answer (60; more on a busy machine). Needs the
-    extra kafka-marshal[broker], which brings what it takes (Java, if there is none, and the broker itself).
+    the loopback interface only. Needs the extra kafka-marshal[broker], which brings what it takes (Java, if there is
+    none, and the broker itself).
     """
     from kafka_marshal.testing import RunningKafka, run_broker
 
@@ -74,6 +74,11 @@ def broker(options: Options, port: int | None, brokers: str, keep: Path | None) 
 
     run_broker(port, int(brokers), keep, announce, progress=progress, start_timeout_s=timeout_s)
     return DONE
+
+
+for _option in broker.params:
+    if isinstance(_option, click.Option) and "--timeout" in _option.opts:
+        _option.help = "How long the broker may take to answer (60; more on a busy machine)."
 
 
 @command()

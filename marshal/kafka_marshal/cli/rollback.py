@@ -194,10 +194,7 @@ def _print(planned: RolledBack, options: Options) -> None:
     print_table(_COLUMNS, rows)
     again = sum(each.messages for each in planned.partitions)
     note(options, f"to checkpoint {planned.to}: {_come_again(again)}, and what was done since the newest")
-    if planned.dropped:
-        named = ", ".join(map(str, planned.dropped))
-        go = count(len(planned.dropped), "checkpoint goes", "checkpoints go")
-        note(options, f"{go} with it, for good: {named}")
+    _name_dropped(planned, options, "checkpoint goes", "checkpoints go")
     if gone := sum(each.gone for each in planned.partitions):
         say_warning(
             f"retention has deleted {count(gone, 'message')} that would have to come again: missing then. "
@@ -205,11 +202,18 @@ def _print(planned: RolledBack, options: Options) -> None:
         )
 
 
+def _name_dropped(found: RolledBack, options: Options, one: str, many: str) -> None:
+    if found.dropped:
+        named = ", ".join(f"{each} (pinned)" if each in found.pinned else str(each) for each in found.dropped)
+        note(options, f"{count(len(found.dropped), one, many)} with it, for good: {named}")
+
+
 def _print_done(options: Options, done: RolledBack) -> None:
     say(
         f"{done.group} is back at checkpoint {done.to} (generation {done.generation}); "
         f"{_come_again(sum(each.messages for each in done.partitions))}"
     )
+    _name_dropped(done, options, "checkpoint went", "checkpoints went")
     if done.paused_by is not None:
         resume = f"kafka-marshal release-group {quote(done.group)}{options.reach()} --resume"
         note(options, f"it stays paused by {done.paused_by}. To resume it: {resume}")
@@ -236,6 +240,7 @@ def _json(done: RolledBack) -> dict[str, object]:
             for each in done.partitions
         ],
         "dropped": list(done.dropped),
+        "pinned": list(done.pinned),
         "paused": done.paused_by is not None,
         "client_id": done.paused_by,
         "paused_until": done.paused_until,

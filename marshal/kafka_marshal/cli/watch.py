@@ -120,7 +120,8 @@ def print_picture(taken: Picture, options: Options) -> int:
 
 
 def _print_plain(taken: Picture) -> None:
-    """Tables as tab-separated lines, with an empty line between two; notes on standard error."""
+    """Tables as tab-separated lines, with an empty line between two; headline and notes on standard error."""
+    click.echo(visible(taken.headline), err=True)
     before: Sequence[Column] | None = None
     for section in taken.sections:
         if not section.rows and before is not None:

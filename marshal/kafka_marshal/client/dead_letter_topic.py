@@ -6,11 +6,16 @@ import logging
 import shlex
 from collections.abc import Iterable
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from kafka_marshal.client.dead_letters import MOST_ADDED
 from kafka_marshal.client.fetching import FetchingConsumer
-from kafka_marshal.errors import AuthorizationError, ConfigurationError
+from kafka_marshal.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    ConfigurationError,
+    KafkaUnavailableError,
+)
 from kafka_marshal.logs import log
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.ports import Cluster, TopicConfig
@@ -20,15 +25,45 @@ from kafka_marshal.topic_names import snapshots_topic
 #: If a pattern matches many topics, the settings of this number are compared: each costs a request to the brokers.
 MOST_SOURCES: Final = 20
 
+#: How long to wait for Kafka before it is asked again (s).
+AGAIN_S: Final = 0.5
+
 #: Letters that are removed sooner than this (ms) may be gone before they are read.
 SHORT_MS: Final = 86_400_000
 
 
-def check_topic(consumer: FetchingConsumer[Any], topic: str) -> None:
+class Call(Protocol):
+    """The run whose messages these are."""
+
+    @property
+    def is_ending(self) -> bool: ...
+
+
+def check_topic(consumer: FetchingConsumer[Any], topic: str, call: Call) -> None:
     """Warn if dead letters may be too large, or will soon be removed (*blocking*).
 
-    Raises ConfigurationError if they would be lost or come back, AuthorizationError if none may be written.
+    While no broker answers it waits, until the run is to end: nothing is delivered meanwhile. Raises
+    ConfigurationError if they would be lost or come back, AuthorizationError if none may be written.
     """
+    news, is_told = consumer._driver.cluster.runtime.condition(), False
+    while True:
+        try:
+            _check(consumer, topic)
+            return
+        except (AuthenticationError, AuthorizationError):
+            raise
+        except KafkaUnavailableError as error:
+            if not is_told:
+                text = "run() waits: nothing is delivered before Kafka has said whether %r can take dead letters: %s"
+                log(logging.WARNING, "dead_letters_unchecked", text, topic, error)
+        is_told = True
+        if call.is_ending or consumer.stopping or consumer._driver.is_over:
+            return
+        with news:
+            news.wait(AGAIN_S)
+
+
+def _check(consumer: FetchingConsumer[Any], topic: str) -> None:
     driver, subscription = consumer._driver, consumer._engine.subscription
     if topic in (driver.replica.topic, snapshots_topic(driver.replica.topic)):
         raise ConfigurationError(

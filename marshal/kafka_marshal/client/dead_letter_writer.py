@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from kafka_marshal.client.attempt import Attempt
-from kafka_marshal.client.dead_letter_topic import check_topic
+from kafka_marshal.client.dead_letter_topic import Call, check_topic
 from kafka_marshal.client.dead_letters import headers_of
 from kafka_marshal.client.failures import Failures
 from kafka_marshal.client.fetching import FetchingConsumer
@@ -18,13 +18,6 @@ from kafka_marshal.logs import log
 
 #: How long one wait for acks lasts (s).
 ACK_WAIT_S = 0.1
-
-
-class Call(Protocol):
-    """The run whose messages these are."""
-
-    @property
-    def is_ending(self) -> bool: ...
 
 
 class Settling(Protocol):
@@ -59,7 +52,7 @@ class DeadLetterWriter:
         """Raises what check_topic raises (*blocking*)."""
         self.topic = topic
         self._tries = tries
-        check_topic(consumer, topic)
+        check_topic(consumer, topic, tries.call)
         cluster = consumer._driver.cluster
         self._producer = cluster.producer(consumer._fetcher.config)
         #: Guards what is in flight.

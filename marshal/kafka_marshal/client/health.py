@@ -292,6 +292,11 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
         )
     for consumer in list(driver.engine.consumers.values()):
         yield from (left.text(now) for left in consumer.delivery.left_behind)
+        if absent := consumer.subscription.absent:
+            yield (
+                f"the cluster has no topic {' and no topic '.join(absent)}: nothing of it is read. Is the name right? "
+                "It is read by itself once it is there"
+            )
         if consumer.schedule.let_go_why == HUNG:
             yield (
                 f"{HUNG} (consumer of {', '.join(sorted(consumer.subscription.topics))}): its partitions are released, "
@@ -314,6 +319,10 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
         )
 
 
+_UNSAVED = "on_checkpoint fails or hangs: look at the store of states"
+_UNDONE = "messages in flight are not done in time"
+
+
 def _membership(driver: Driver, now: float) -> Iterator[str]:
     """Why a member of a coordinated group works on nothing at present, or its checkpoints lack something."""
     for member in list(driver.engine.groups.values()):
@@ -324,10 +333,10 @@ def _membership(driver: Driver, now: float) -> Iterator[str]:
                 "on by itself when the log answers; if others take it for dead by then, what is in hand is repeated "
                 "there"
             )
-        count, since = (0, now) if member.checkpoints is None else member.checkpoints.lacking
+        count, since, is_unsaved = (0, now, False) if member.checkpoints is None else member.checkpoints.lacking
         if count > 1:
             yield (
                 f"its last {count} checkpoints, for {lasting(now - since)}, lack some or all of its pieces; the lines "
-                "logged say which ones and why: on_checkpoint fails, or messages in flight are not done in time. "
+                f"logged say which ones and why: {_UNSAVED if is_unsaved else _UNDONE}. "
                 "Nothing is lost; if this member ends, what it did since their last cuts is done again"
             )

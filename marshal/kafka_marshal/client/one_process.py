@@ -41,3 +41,11 @@ class WithBlock:
 
     else:
         __enter__ = _Itself(weakref.ref)
+
+        def __aiter__(self) -> NoReturn:
+            raise TypeError(
+                f"this {type(self).__name__} is not for `async for` or `async with`: its calls block. Nothing was "
+                "delivered. Use Marshal of kafka_marshal.aio, whose consumers have the same methods as coroutines"
+            )
+
+        __aenter__ = __aexit__ = __aiter__

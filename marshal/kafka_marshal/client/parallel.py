@@ -128,7 +128,7 @@ class Runner:
         tries, consumer, letters = self._tries, self._consumer, None
         assert consumer._transactions is not None  # RunOptions.checked has seen to it
         if dead_letters is not None:
-            check_topic(consumer, dead_letters)
+            check_topic(consumer, dead_letters, self._call)
             tries.letters = letters = LettersInTransactions(dead_letters, tries, tries.failures.secrets)
         attempts = self._options.retry.attempts or MOST_ATTEMPTS
         tries.committers = self._committers = Committers(consumer, tries, consumer._transactions, letters, attempts)

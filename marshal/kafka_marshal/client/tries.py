@@ -271,7 +271,6 @@ class Tries:
         assignment, reason = lane.assignment, shortened(type(error).__name__)
         place = (assignment.key, assignment.epoch, offset_of(attempt.message))
         key_hash = hash_of(attempt.message)
-        self.consumer._handled.put_aside(attempt.message.topic())
         self.failures.put_aside(attempt, error, PARKED)
         self.consumer._say(Park(self.consumer._engine.number, *place, key_hash, attempt.number, reason))
         if self.lanes.done(lane, self.call):

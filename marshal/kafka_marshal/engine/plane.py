@@ -303,8 +303,11 @@ class Checkpointing(Protocol):
         """Why the program can't take up its state; None: it can."""
 
     @property
-    def lacking(self) -> tuple[int, float]:
-        """How many checkpoints in succession this member left a piece out of, and since when (own clock, ms)."""
+    def lacking(self) -> tuple[int, float, bool]:
+        """How many checkpoints in succession this member left a piece out of, and since when (own clock, ms).
+
+        And whether that is because a state could not be saved.
+        """
 
     @property
     def newest(self) -> int | None:

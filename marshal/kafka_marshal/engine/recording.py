@@ -81,6 +81,12 @@ class NotedPolicy(Policy):
         return self._policy.wishes(view, own, now)
 
 
+def went_back(world: World) -> dict[str, int]:
+    """What of a world is in no snapshot: where groups went back to without members."""
+    taking = [(group.group_id, group.checkpoints) for group in world.groups()]
+    return {name: found.went_back_to for name, found in taking if found is not None and found.went_back_to}
+
+
 class Recorder:
     """The ``recorder`` of one engine; created before its first input."""
 
@@ -207,7 +213,7 @@ class Recorder:
         """All CPs that are read, and the state of those that were not read the last time."""
         new = [(cp, world) for cp, world in worlds.items() if cp not in self._cps]
         self._cps = set(worlds)
-        return [list(worlds), [[cp, b64encode(x.snapshot()).decode(), x.required_level] for cp, x in new]]
+        return [list(worlds), [[cp, b64encode(x.snapshot()).decode(), x.required_level, went_back(x)] for cp, x in new]]
 
     def _own(self, thing: object) -> Any:
         """An object of the engine, by its number; the first time in full if the caller created it."""

@@ -213,12 +213,15 @@ class Replay:
         event: Input = from_json(written, self._own)
         return event
 
-    def _restore(self, cps: list[int], new: list[tuple[int, str, int | None]]) -> None:
+    def _restore(self, cps: list[int], new: list[tuple[int, str, int | None, dict[str, int]]]) -> None:
         for cp in self.worlds.keys() - set(cps):
             del self.worlds[cp]
-        for cp, snapshot, required_level in new:
+        for cp, snapshot, required_level, went_back in new:
             self.worlds[cp] = World.restore(b64decode(snapshot), self._partitions)
             self.worlds[cp].required_level = required_level
+            for group in self.worlds[cp].groups():
+                if group.checkpoints is not None:
+                    group.checkpoints.went_back_to = went_back.get(group.group_id, 0)
 
     def _own(self, kind: str, written: Any) -> Any:
         match kind:

@@ -44,6 +44,11 @@ class Subscription:
             sorted({*(pattern.pattern for pattern in self.patterns), *(f"^{name}$" for name in self.names)})
         )
 
+    @property
+    def absent(self) -> list[str]:
+        """Named topics that the cluster does not have, sorted; [] before it was asked (any thread)."""
+        return sorted(name for name in self.names if self.looked and name not in self._counts)
+
     def counts(self) -> tuple[tuple[str, int], ...]:
         """(topic, number of partitions), sorted; 0: a named topic does not exist (yet)."""
         return tuple(sorted({**dict.fromkeys(self.names, 0), **self._counts}.items()))

@@ -418,7 +418,8 @@ CATALOGUE: tuple[Metric, ...] = (
         "kafka_marshal.checkpoints",
         "counter",
         "{checkpoint}",
-        "Checkpoints that were complete, complete without some member, or ended without being complete.",
+        "Checkpoints that were complete, complete without some member or some of this one's pieces, or ended without "
+        "being complete.",
         (*_MEMBER, "outcome"),
         _of_checkpoints(lambda x: x.outcomes),
     ),
@@ -434,7 +435,7 @@ CATALOGUE: tuple[Metric, ...] = (
         "kafka_marshal.oldest_cut",
         "gauge",
         "s",
-        "Since the last cut of that piece of this member that was cut longest ago: what its loss would undo.",
+        "Of this member's pieces, the oldest state that a checkpoint has, since its cut: what its loss would undo.",
         _MEMBER,
         _checkpoints(lambda x: x.oldest_cut_seconds),
     ),

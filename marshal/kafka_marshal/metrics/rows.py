@@ -117,11 +117,11 @@ class Processing:
 class CheckpointMetrics:
     """The checkpoints of a member whose group takes some. Counters begin with the consumer."""
 
-    #: ("complete", "without_some": a member was missing in it, or "ended") → barriers that were closed like that.
+    #: ("complete", "without_some": a member, or a piece of ours, was missing, or "ended") → barriers closed like that.
     outcomes: tuple[tuple[str, int], ...]
     #: Since the newest was complete, by log time; None: it is not known yet.
     age_seconds: float | None
-    #: Since the piece of this member that was cut longest ago was cut, or restored; None: it has none.
+    #: Since the oldest state of our pieces that a checkpoint has was cut, or restored; None: there is none.
     oldest_cut_seconds: float | None
     #: From a piece's cut until its state was safe.
     save_seconds: Distribution

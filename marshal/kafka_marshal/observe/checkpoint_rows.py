@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from kafka_marshal.observe.cuts import waits_for
 
 if TYPE_CHECKING:
+    from kafka_marshal.observe.checkpoints import CheckpointHistory
     from rationalizer import Group
 
 #: A cut is old if this many checkpoints were taken since.
@@ -29,6 +31,17 @@ class BarrierRow:
 
 
 @dataclass(frozen=True, slots=True)
+class UnsavedRow:
+    """A member whose states are not saved."""
+
+    client: str
+    instance: str
+    #: Since its first answer that says so, in the log that was read (ms), and the last checkpoint that lacks them.
+    since_ms: int
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointsRow:
     """The checkpoints of a group that takes some."""
 
@@ -40,6 +53,11 @@ class CheckpointsRow:
     #: (id, log time of its completion) of all that are kept, ascending.
     kept: tuple[tuple[int, int], ...]
     barrier: BarrierRow | None = None
+    unsaved: tuple[UnsavedRow, ...] = ()
+
+    def is_unsaved(self, client: str | None, instance: str | None) -> bool:
+        """Whether this member's states are not saved."""
+        return any((each.client, each.instance) == (client, instance) for each in self.unsaved)
 
     @property
     def as_of_ms(self) -> int:
@@ -61,8 +79,10 @@ class CheckpointsRow:
         return self.age_ms + newest_at - next((at for id_, at in self.kept if id_ >= checkpoint), newest_at)
 
 
-def checkpoints_row(group: Group, now_ms: int) -> CheckpointsRow | None:
-    """The row of a group; None: it takes no checkpoints."""
+def checkpoints_row(
+    group: Group, now_ms: int, histories: Mapping[str, CheckpointHistory] | None = None
+) -> CheckpointsRow | None:
+    """The row of a group; None: it takes no checkpoints. histories: by group, as far as the log was read."""
     found = group.checkpoints
     if found is None:
         return None
@@ -78,7 +98,12 @@ def checkpoints_row(group: Group, now_ms: int) -> CheckpointsRow | None:
             tuple(waits_for(group)),
         )
     kept = tuple((each.id, each.log_time) for each in found.kept)
-    return CheckpointsRow(found.keep, found.hold, found.newest, max(0, now_ms - kept[-1][1]), kept, barrier)
+    history = (histories or {}).get(group.group_id)
+    unsaved = tuple(
+        UnsavedRow(each.client, each.instance, max(0, now_ms - each.since), each.checkpoint)
+        for each in (history.unsaved.values() if history is not None else ())
+    )
+    return CheckpointsRow(found.keep, found.hold, found.newest, max(0, now_ms - kept[-1][1]), kept, barrier, unsaved)
 
 
 def barrier_json(barrier: BarrierRow | None) -> dict[str, object] | None:

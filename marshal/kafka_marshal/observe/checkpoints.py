@@ -97,6 +97,19 @@ class OpenBarrier:
     answers: dict[int, Answer] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Unsaved:
+    """A member whose last answers were that it could not take part: its states were not saved (X13)."""
+
+    client: str
+    instance: str
+    #: Log time (ms) of the first of these answers in the log that was read, and how many there were.
+    since: int
+    count: int
+    #: The last checkpoint that it was asked for.
+    checkpoint: int
+
+
 @dataclass(slots=True)
 class CheckpointHistory:
     """Folds the log of a group's home; give it every record after its world has applied it."""
@@ -107,6 +120,8 @@ class CheckpointHistory:
     went_back: list[WentBack] = field(default_factory=list)
     #: What the last record did.
     last: tuple[Happened, ...] = ()
+    #: By slot.
+    unsaved: dict[int, Unsaved] = field(default_factory=dict)
     _open: OpenBarrier | None = None
     _newest: int = 0
     _times: dict[int, int] = field(default_factory=dict)
@@ -128,6 +143,7 @@ class CheckpointHistory:
             self._open = OpenBarrier(barrier.id, barrier.opened, barrier.timeout_ms, "")
             for slot, each in barrier.answers.items():
                 self._open.answers[slot] = Answer(self._name(slot), barrier.opened, each.answer, set())
+                self._note_refusal(slot, each.answer, barrier.opened)
 
     def see(self, world: World, outcome: Outcome) -> tuple[Happened, ...]:
         """Take in a record that this world has just applied; what it did."""
@@ -162,7 +178,7 @@ class CheckpointHistory:
 
     def _reset(self) -> None:
         self._open, self._generation, self._newest = None, -1, 0
-        self._members, self._pieces, self._safe, self._times = {}, [], {}, {}
+        self._members, self._pieces, self._safe, self._times, self.unsaved = {}, [], {}, {}, {}
 
     def _name(self, slot: int) -> str:
         return self._members.get(slot, ("", ""))[0]
@@ -173,6 +189,8 @@ class CheckpointHistory:
         self._generation = group.generation
         self._members = {slot: (each.client_id, each.instance_id) for slot, each in group.members.items()}
         self._pieces = list(owners_of(group))
+        ids = {slot: (each.client, each.instance) for slot, each in self.unsaved.items()}
+        self.unsaved = {slot: self.unsaved[slot] for slot in ids if ids[slot] == self._members.get(slot)}
         self._newest = checkpoints.newest
         self._times.update({kept.id: kept.log_time for kept in checkpoints.kept})
 
@@ -212,6 +230,14 @@ class CheckpointHistory:
             if (client, instance) == (message.client_id, message.instance_id):
                 keys = {(entry[0], entry[1]) for entry in message.entries}
                 self._open.answers[slot] = Answer(client, log_time, message.answer, keys)
+                self._note_refusal(slot, message.answer, log_time)
+
+    def _note_refusal(self, slot: int, answer: int, log_time: int) -> None:
+        assert self._open is not None
+        known = self.unsaved.pop(slot, None)
+        if answer == REFUSED:
+            since, count = (log_time, 0) if known is None else (known.since, known.count)
+            self.unsaved[slot] = Unsaved(*self._members[slot], since, count + 1, self._open.id)
 
     def _closed(self, group: Group, outcome: Outcome, offset: int, log_time: int) -> Taken | Ended | None:
         """How the barrier that was open was closed by this record; None: it was not."""

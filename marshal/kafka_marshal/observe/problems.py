@@ -19,6 +19,7 @@ from kafka_marshal.observe.standstill import silence_text
 from kafka_marshal.observe.text import count, span, time_text
 
 if TYPE_CHECKING:
+    from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
     from kafka_marshal.observe.rows import (
         GroupRow,
         LeaseRow,
@@ -35,6 +36,7 @@ KINDS = {
     "stuck": "stuck",
     "stuck_key": "held back",
     "deleted": "deleted unread",
+    "unsaved": "can't save",
     "hung": "hung?",
     "old_cut": "cut too old",
     "stuck_batch": "batch hangs",
@@ -93,6 +95,10 @@ _NEEDS_ALL: Final = (
     "longer than drain; kafka-marshal checkpoints {} says which"
 )
 
+#: By piece, a member refuses only if it can save nothing (X13).
+_NOT_SAVED: Final = "the store of states refuses or hangs (on_checkpoint raises, or does not return in time)"
+_NOT_TAKEN: Final = "a state can't be saved, or a handler takes longer than drain"
+
 
 def too_few(group: str, living: int, wanted: int) -> Problem:
     """The problem that fewer members are alive than required."""
@@ -118,11 +124,10 @@ def problems_of(
 ) -> list[Problem]:
     """All problems of the group, the worst first."""
     name = group.group
-    found = [*_standing_still(group), *_held_back(group), *_members(group, max_silence_ms)]
+    old = list(_old_cuts(group, max_cut_ms))
+    found = [*_unsaved(group), *_standing_still(group), *_held_back(group, old), *_members(group, max_silence_ms), *old]
     if group.all_silent is not None and group.all_silent.members > 1:
         found = [_all_silent(group, group.all_silent), *(each for each in found if each.kind not in _OF_SILENT)]
-    else:
-        found += _old_cuts(group, max_cut_ms)
     free = [row for row in group.unheld if row.client is None and not row.no_topic]
     if free and not group.is_over:
         found.append(Problem(name, "no_holder", _unheld_text(group, free), len(free), free))
@@ -159,7 +164,7 @@ def pause_text(group: GroupRow, pause: PauseRow) -> str:
 
 
 #: What is said of members one by one, and only if they are not silent together.
-_OF_SILENT: Final = ("stuck_key", "hung", "silence")
+_OF_SILENT: Final = ("stuck_key", "hung", "old_cut", "unsaved", "silence")
 
 
 def _all_silent(group: GroupRow, found: AllSilent) -> Problem:
@@ -202,8 +207,32 @@ def _last_seen(group: GroupRow) -> str:
     return f"Last seen {span_text(group.silent_ms, group.silent_at_least)} ago"
 
 
+def _unsaved(group: GroupRow) -> Iterator[Problem]:
+    """Members that answer checkpoints, but can hand nothing in: one problem, since it has one cause."""
+    checkpoints = group.checkpoints
+    lacking = () if checkpoints is None else checkpoints.unsaved
+    if checkpoints is None or not lacking:
+        return
+    rows = [row for row in group.leases if checkpoints.is_unsaved(row.client, row.instance)]
+    names = sorted(each.client for each in lacking)
+    listed = ", ".join(names[:_LISTED]) + (", …" if len(names) > _LISTED else "")
+    text = (
+        f"checkpoint {max(each.checkpoint for each in lacking)} was not saved by {count(len(names), 'member')} "
+        f"({listed}), for {span_text(max(each.since_ms for each in lacking), at_least=True)}: "
+        f"{_NOT_TAKEN if checkpoints.hold else _NOT_SAVED}; their logs say why. They continue, and nothing is "
+        "lost: the next checkpoint that succeeds has it all. Until then leave them running: if one ends, what it did "
+        "since its last checkpoint is done again"
+    )
+    yield Problem(group.group, "unsaved", text, len(names), rows)
+
+
 def _standing_still(group: GroupRow) -> Iterator[Problem]:
-    hung = {id(row) for member in group.members if member.is_still for row in member.leases}
+    hung = {
+        id(row)
+        for member in group.members
+        if member.is_still or group.is_unsaved(member.client, member.instance)
+        for row in member.leases
+    }
     hidden = {id(row) for row in group.leases} if group.all_silent is not None else hung
     still = [row for row in group.leases if row.stuck and not (id(row) in hidden and row.stuck.startswith(NO_PROGRESS))]
     for (kind, why), rows in _by_reason(still):
@@ -223,16 +252,23 @@ def _standing_still(group: GroupRow) -> Iterator[Problem]:
         yield Problem(group.group, kind, text, len(rows), rows)
 
 
-def _held_back(group: GroupRow) -> Iterator[Problem]:
+def _held_back(group: GroupRow, old: Iterable[Problem]) -> Iterator[Problem]:
     """One problem for each partition: progress elsewhere hides it from all figures of a worker."""
+    old_cuts = {id(row) for problem in old for row in problem.partitions}
     for row in group.leases:
-        if row.held_back:
+        if row.held_back and id(row) not in old_cuts:
             text = (
                 f"{places([row])}: {row.held_back}. See {row.client}'s log. If its handler hangs: kafka-marshal evict "
-                f"{shlex.quote(group.group)} --member {shlex.quote(row.client or '')} --force (what it has in hand is "
-                "repeated)"
-            ) + _waiting(group, [row])
+            )
+            text += f"{shlex.quote(group.group)} --member {shlex.quote(row.client or '')} --force "
+            text += f"({_repeated(group)}){_waiting(group, [row])}"
             yield Problem(group.group, "stuck_key", text, 1, [row])
+
+
+def _repeated(group: GroupRow) -> str:
+    if group.checkpoints is None:
+        return "what it has in hand is repeated"
+    return "all since its last checkpoint is repeated; if its state can't be saved, that mends nothing"
 
 
 def _waiting(group: GroupRow, rows: Iterable[LeaseRow]) -> str:
@@ -247,32 +283,42 @@ def _waiting(group: GroupRow, rows: Iterable[LeaseRow]) -> str:
 
 
 def _old_cuts(group: GroupRow, most_ms: int | None) -> Iterator[Problem]:
-    """Pieces with messages waiting whose last cut is older than three checkpoints, or than most_ms."""
+    """Members with messages waiting in pieces whose last cut is older than three checkpoints, or than most_ms."""
     checkpoints = group.checkpoints
     if checkpoints is None:
         return
     old_below = checkpoints.old_below
+    found: dict[str, list[LeaseRow]] = {}
     for row in group.leases:
         if not row.held or not row.lag or row.cut is None or row.waiting_ms is None:
             continue
         waited_ms = row.waiting_ms + row.as_of_ms
-        cut_ms = min(checkpoints.since_ms(row.cut), waited_ms)
         is_old = old_below is not None and row.cut < old_below and waited_ms >= checkpoints.since_ms(old_below)
-        if is_old or (most_ms is not None and cut_ms > most_ms):
-            since = f"since checkpoint {row.cut}" if row.cut else "so far"
-            why = _NEEDS_ALL.format(shlex.quote(group.group))
-            if not checkpoints.hold:
-                why = (
-                    "A handler takes longer than the policy's drain, hangs, or its state can't be saved: see "
-                    f"{row.client}'s log, and kafka-marshal show "
-                    f"{shlex.quote(f'{row.topic}:{row.partition}:{row.position}')}"
-                )
-            text = (
-                f"{places([row])}: {row.client} has not handed it in {since}, for over {span(cut_ms)}, and messages "
-                f"wait at offset {row.position}. {why}. "
-                f"Nothing is lost; if {row.client} dies, what it did since then comes again"
+        refuses = bool(checkpoints.unsaved) if checkpoints.hold else group.is_unsaved(row.client, row.instance)
+        is_told = refuses and most_ms is None
+        if not is_told and (is_old or (most_ms is not None and _cut_ms(checkpoints, row) > most_ms)):
+            found.setdefault(row.client or "", []).append(row)
+    for client, rows in found.items():
+        first = max(rows, key=lambda row: _cut_ms(checkpoints, row))
+        since = f"since checkpoint {first.cut}" if first.cut else "so far"
+        why = _NEEDS_ALL.format(shlex.quote(group.group))
+        if not checkpoints.hold:
+            why = (
+                "Its state can't be saved, or a handler takes longer than the policy's drain, or hangs: see "
+                f"{client}'s log, and kafka-marshal show "
+                f"{shlex.quote(f'{first.topic}:{first.partition}:{first.position}')}"
             )
-            yield Problem(group.group, "old_cut", text, 1, [row])
+        text = (
+            f"{places(rows)}: {client} has not handed {'it' if len(rows) == 1 else 'them'} in {since}, for over "
+            f"{span(_cut_ms(checkpoints, first))}, and messages wait at offset {first.position}. {why}. "
+            f"Nothing is lost; if {client} dies, what it did since then comes again"
+        )
+        yield Problem(group.group, "old_cut", text, len(rows), rows)
+
+
+def _cut_ms(checkpoints: CheckpointsRow, row: LeaseRow) -> int:
+    """How long (ms) what waits there was not handed in, at least."""
+    return min(checkpoints.since_ms(row.cut or 0), (row.waiting_ms or 0) + row.as_of_ms)
 
 
 def _named(group: GroupRow, rows: list[LeaseRow]) -> Iterator[str]:
@@ -305,7 +351,7 @@ def _heard(idle: list[WorkerRow]) -> str:
 def _without_checkpoint(group: GroupRow) -> Iterator[Problem]:
     """In a hold group nothing moves while one member can't take part: the others do not hang."""
     hung = [row for member in group.members if member.is_still for row in member.leases]
-    if group.checkpoints is not None and hung:
+    if group.checkpoints is not None and hung and not group.checkpoints.unsaved:
         text = (
             f"no checkpoint has been complete for {span(group.checkpoints.age_ms)}, messages wait, and progress moves "
             f"only at one. {_NEEDS_ALL.format(shlex.quote(group.group))}. Nothing is lost"
@@ -323,6 +369,8 @@ def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
         if member.is_hung:
             waited = span_text(member.no_progress_ms or 0, member.is_still_longer)
             text = f"{where} beats, but no progress for {waited}, hung? It {holds}, {member.lag or 0:,} waiting"
+            if group.checkpoints is not None:
+                text += ". Progress moves at checkpoints only: see its log first, its state may not be saved"
             text += _waiting(group, member.leases)
             yield Problem(group.group, "hung", text, 1, member.leases)
         elif member.state == "gone":

@@ -288,8 +288,8 @@ class MemberRow:
     asked_ms: int | None = None
     #: The worker in the last minutes of the log; None: it was not heard.
     heard: WorkerRow | None = None
-    #: Its group moves as a whole, at checkpoints of all members.
-    is_hold: bool = False
+    #: Why it has no progress is another thing: a checkpoint of all members, or its states are not saved.
+    is_excused: bool = False
 
     @property
     def runs_at(self) -> Instance | None:
@@ -345,7 +345,7 @@ class MemberRow:
     @property
     def is_hung(self) -> bool:
         """Whether that may be its own fault; in a hold group it may be any member's."""
-        return self.is_still and not self.is_hold
+        return self.is_still and not self.is_excused
 
     @property
     def badness(self) -> tuple[int, int, int]:
@@ -525,13 +525,18 @@ class GroupRow:
         for member in members_of(self.leases):
             run = heard.get((member.client, member.instance or ""))
             asked_ms = None if run is None else run.asked_ms
-            found.append(replace(member, asked_ms=asked_ms, heard=run, is_hold=self.is_hold))
+            is_excused = self.is_hold or self.is_unsaved(member.client, member.instance)
+            found.append(replace(member, asked_ms=asked_ms, heard=run, is_excused=is_excused))
         return found
 
     @property
     def is_hold(self) -> bool:
         """Whether it moves as a whole, at checkpoints of all members."""
         return self.checkpoints is not None and self.checkpoints.hold
+
+    def is_unsaved(self, client: str | None, instance: str | None) -> bool:
+        """Whether the log says that this member's states are not saved."""
+        return self.checkpoints is not None and self.checkpoints.is_unsaved(client, instance)
 
     @property
     def idle(self) -> list[WorkerRow]:

@@ -14,6 +14,7 @@ from kafka_marshal.observe.verdict import WINDOW_MS, verdict
 from kafka_marshal.ports import FaultKind
 
 if TYPE_CHECKING:
+    from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
     from kafka_marshal.observe.meter import Meter
     from kafka_marshal.observe.rows import LeaseRow
     from kafka_marshal.ports import Cluster, Message, TopicPartition
@@ -157,12 +158,16 @@ def _with_reason(
     return replace(row, stuck=f"{NO_PROGRESS} for {still} with messages waiting: see {row.client}'s log")
 
 
-def waiting_for_all(row: LeaseRow) -> LeaseRow:
-    """A row of a hold group: what has no progress waits for a checkpoint, if only one member does not take part."""
-    if not row.stuck.startswith(NO_PROGRESS):
+def with_checkpoints(row: LeaseRow, checkpoints: CheckpointsRow) -> LeaseRow:
+    """A row of a group that takes checkpoints: what has no progress may wait for one, and its holder work."""
+    is_unsaved = not checkpoints.hold and checkpoints.is_unsaved(row.client, row.instance)
+    if is_unsaved:
+        row = replace(row, held_back="")
+    if not row.stuck.startswith(NO_PROGRESS) or not (is_unsaved or checkpoints.hold):
         return row
     still = row.stuck.removeprefix(NO_PROGRESS).partition(" with messages")[0]
-    return replace(row, stuck=f"{NO_PROGRESS}{still}: it moves with a checkpoint of all members; see check")
+    why = "its state is not saved" if is_unsaved else "it moves with a checkpoint of all members"
+    return replace(row, stuck=f"{NO_PROGRESS}{still}: {why}; see check")
 
 
 def _probe(

@@ -33,7 +33,7 @@ from kafka_marshal.observe.log import LOOK_STEP_S
 from kafka_marshal.observe.meter import BrokerClock, Meter, listening_s
 from kafka_marshal.observe.rows import DAY_MS, GroupRow, LeaseRow, PauseRow, WorkerRow
 from kafka_marshal.observe.silence import Silence
-from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts, waiting_for_all
+from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts, with_checkpoints
 from kafka_marshal.observe.text import local_ms
 from kafka_marshal.ports import TailBatch
 from kafka_marshal.rights import grant
@@ -43,9 +43,12 @@ from rationalizer.limits import STALE_AFTER_INTERVALS
 
 if TYPE_CHECKING:
     from kafka_marshal.client.view import LeaseInfo
+    from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
     from kafka_marshal.observe.fold import Worker
     from kafka_marshal.ports import Ack, Cluster
     from rationalizer import Group, Outcome, Progress, World
+
+    _Taking = tuple[Group, CheckpointsRow]
 
 
 def why_no_share(group: Group | None, client: str) -> str:
@@ -308,8 +311,8 @@ class View:
         """
         if self.outage:  # known positions may lie beyond the last known log ends
             return [replace(row, outage=True) for row in self._rows]
-        now_ms = self.silence.now_ms()
-        taking = {each.group_id: each for each in self.coordinated() if each.checkpoints is not None}
+        now_ms, known = self.silence.now_ms(), self.fold.checkpoints
+        taking = {x.group_id: (x, row) for x in self.coordinated() if (row := checkpoints_row(x, now_ms, known))}
         rows = [
             self._row(cp, info, progress, now_ms, taking.get(info.group_id))
             for cp, world in self.worlds.items()
@@ -319,6 +322,7 @@ class View:
         log_times = {cp: world.log_time for cp, world in self.worlds.items()}
         rows = self.silence.judge(rows, self.coordinated(), self.fold.workers(now_ms - _HISTORY_MS), log_times)
         rows = mark_held_back(self._cluster, mark_stuck(self._cluster, rows, now_ms))
+        rows = [with_checkpoints(row, taking[row.group][1]) if row.group in taking else row for row in rows]
         self._rows = mark_verdicts(self._cluster, rows, self.meter, now_ms, self.patience_s)
         return self._rows
 
@@ -357,7 +361,8 @@ class View:
             )
             for name, rows in sorted(by_group.items())
         ]
-        return [_coordinated(each, homes[each.group], now_ms) if each.group in homes else each for each in found]
+        of = {name: (group, checkpoints_row(group, now_ms, self.fold.checkpoints)) for name, group in homes.items()}
+        return [_coordinated(each, *of[each.group], now_ms) if each.group in of else each for each in found]
 
     def _silence(self, rows: list[LeaseRow], group: Group | None, last: int, now_ms: int) -> tuple[int, bool]:
         """How long (ms) no worker of the group was heard, and whether it may be longer. last: of the last minutes.
@@ -449,7 +454,7 @@ class View:
             if topic == name and (of, topic, partition) not in claimed
         ]
 
-    def _row(self, cp: int, info: LeaseInfo, progress: Progress, now_ms: int, taking: Group | None) -> LeaseRow:
+    def _row(self, cp: int, info: LeaseInfo, progress: Progress, now_ms: int, taking: _Taking | None) -> LeaseRow:
         low, high = self.data.marks.get((info.topic, info.partition), (None, None))
         key = (info.group_id, info.topic, info.partition, info.lo)
         # A record that moves a position or grants a lease is a heartbeat, too: neither happened after the last one.
@@ -459,8 +464,7 @@ class View:
         granted_at = min(self.meter.granted_at(key) or last_beat, last_beat)
         stable_at, is_seen_behind = self.meter.stable_since(key)
         is_held, is_lease = info.client_id is not None, info.kind == "claimed"
-        checkpoints = None if taking is None else checkpoints_row(taking, now_ms)
-        as_of_ms = 0 if checkpoints is None else checkpoints.as_of_ms
+        as_of_ms = 0 if taking is None else taking[1].as_of_ms
         row = LeaseRow(
             group=info.group_id,
             topic=info.topic,
@@ -488,7 +492,7 @@ class View:
             lo=info.lo,
             hi=info.hi,
             goes_to=info.goes_to,
-            cut=None if taking is None else cut_in(taking.states((info.topic, info.partition)), info.lo, info.hi),
+            cut=None if taking is None else cut_in(taking[0].states((info.topic, info.partition)), info.lo, info.hi),
             as_of_ms=as_of_ms,
             open=info.open,
             sharers=info.sharers,
@@ -537,11 +541,8 @@ def _intervals(held: Iterable[tuple[LeaseInfo, int]]) -> list[float]:
     return list(found.values())
 
 
-def _coordinated(found: GroupRow, group: Group, now_ms: int) -> GroupRow:
+def _coordinated(found: GroupRow, group: Group, checkpoints: CheckpointsRow | None, now_ms: int) -> GroupRow:
     """The row of a coordinated group: its state is judged by the broker's clock, like silence."""
-    checkpoints = checkpoints_row(group, now_ms)
-    if checkpoints is not None and checkpoints.hold:
-        found = replace(found, leases=[waiting_for_all(row) for row in found.leases])
     is_moving = found.moving or any(member.is_overdue(now_ms) for member in group.members.values())
     return replace(
         found,

@@ -90,7 +90,7 @@ def test_x13_what_does_not_fit_into_an_answer_is_named_and_comes_first_in_the_ne
     assert [entry.partition for entry in bench.answer(0.0).entries] == list(range(8))
     (warning,) = [effect for effect in bench.outbox.take() if isinstance(effect, Warn)]
     assert warning.message.startswith("flights [8], flights [9]: one answer has no room for these, too (8 entries")
-    assert bench.answering.lacking == (1, 0.0)
+    assert bench.answering.lacking == (1, 0.0, False)
     bench.shown.barrier = Barrier(9, 0, 60_000, passing=True)
     assert [entry.partition for entry in bench.answer(5.0).entries] == [8, 9, *range(6)]
-    assert bench.answering.lacking == (2, 0.0)
+    assert bench.answering.lacking == (2, 0.0, False)

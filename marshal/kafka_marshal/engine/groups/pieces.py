@@ -104,7 +104,7 @@ class HeldPiece:
         self.is_held_up: bool = False
         #: Whether the group is paused: then nothing begins, not even to close gaps (C10).
         self.is_paused: bool = False
-        #: When (own clock, ms) it was last cut or restored.
+        #: When (own clock, ms) it was restored, or cut last for a checkpoint that has it.
         self.cut_at: float = 0.0
         #: What the log showed of its partition, all keys in one, when that was followed last.
         self.followed: Piece | None = None

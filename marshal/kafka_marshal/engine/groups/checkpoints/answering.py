@@ -49,8 +49,9 @@ class OneBarrier:
         self.leaves: bool = False
         #: When the last piece was cut, or drain had gone by; None: some still drain.
         self.drained_at: float | None = None
-        #: Pieces that were not cut in time.
+        #: Pieces that were not cut in time, and whether an earlier on_checkpoint of some has not returned.
         self.late: set[Key] = set()
+        self.is_hanging: bool = False
         #: The answer, and when it was last sent.
         self.record: AnswerBarrier | None = None
         self.sent_at: float = -inf
@@ -61,9 +62,9 @@ class OneBarrier:
         return self.seen_at + MOST_DRAIN_SHARE * self.timeout_ms
 
     @property
-    def is_called(self) -> bool:
-        """Whether on_checkpoint runs for some piece."""
-        return any(cut.is_called for cut in self.cuts.values())
+    def is_unsaved(self) -> bool:
+        """Whether the state of some piece was not saved."""
+        return self.is_hanging or any(cut.saving is Saving.LEFT for cut in self.cuts.values())
 
 
 class Answering:
@@ -93,8 +94,9 @@ class Answering:
         self._leave_by = leave_by
         #: What we do about the open barrier; None: none is open, or it is over.
         self.now: OneBarrier | None = None
-        #: How many answers in succession left out a piece, and when (own clock, ms) the first of them went.
-        self.lacking: tuple[int, float] = (0, inf)
+        #: How many answers in succession left out a piece, when (own clock, ms) the first of them went, and whether the
+        #: last one did as a state was not saved.
+        self.lacking: tuple[int, float, bool] = (0, inf, False)
         #: Partitions that did not fit into the last answer.
         self._without_room: set[Key] = set()
         #: Pieces whose on_checkpoint has not returned, also of barriers that are closed, with the barrier's id.
@@ -236,7 +238,6 @@ class Answering:
         if cut.entries and self._policy.has_callback:
             cut.saving = Saving.CALLED
             self._calls[piece.key] = (one.id, cut)
-        piece.cut_at = now
         one.cuts[piece.key] = cut
         return cut
 
@@ -265,6 +266,7 @@ class Answering:
                 is_error=False,
             )
         if called:
+            one.is_hanging = True
             self._left(
                 called,
                 "on_checkpoint has not returned since an earlier checkpoint, or waits for another callback",
@@ -320,7 +322,8 @@ class Answering:
             if cut is None or cut.saved != saved or cut.saving is not Saving.RETURNED:
                 continue
             cut.saving = Saving.SAFE if error is None else Saving.LEFT
-            self._figures.saved(now - cut.began)
+            if error is None:
+                self._figures.saved(now - cut.began)
 
     def _left(self, keys: Collection[Key], why: str, remedy: str = "", *, is_error: bool = True) -> None:
         """Say that these are not in the checkpoint, in one line."""
@@ -345,15 +348,18 @@ class Answering:
         # What is to move comes first, then what did not fit into the last answer: the rest can wait.
         named = [cut for cut in cuts if cut.saving is Saving.SAFE and cut.entries]
         named.sort(key=lambda cut: (not cut.is_revoked, cut.saved.key not in self._without_room))
-        is_left = bool(one.late) or any(cut.saving is Saving.LEFT for cut in cuts)
-        one.record = self._record(one, named, is_refused=is_left and self._is_hold)
+        is_unsaved = one.is_unsaved
+        is_left = bool(one.late) or is_unsaved
+        # A member that can save nothing says so: others see it in the log (X13).
+        is_refused = is_left if self._is_hold else is_unsaved and not named and not one.leaves
+        one.record = self._record(one, named, is_refused=is_refused)
         self._without_room = {cut.saved.key for cut in named if cut.saving is Saving.LEFT}
         if self._without_room:
             is_left = True
             most = f"{MAX_COMMIT_ENTRIES:,} entries, {MAX_WRITTEN_BYTES:,} bytes"
             why, remedy = f"one answer has no room for these, too ({most})", "They come first in the next one"
             self._left(self._without_room, why, "Use more members" if self._is_hold else remedy)
-        self.lacking = (self.lacking[0] + 1, min(self.lacking[1], now)) if is_left else (0, inf)
+        self.lacking = (self.lacking[0] + 1, min(self.lacking[1], now), is_unsaved) if is_left else (0, inf, False)
         self._send(one, now)
 
     def _record(self, one: OneBarrier, named: list[Cut], *, is_refused: bool) -> AnswerBarrier:

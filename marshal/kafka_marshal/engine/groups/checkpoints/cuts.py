@@ -46,11 +46,6 @@ class Cut:
         self.began: float = now
 
     @property
-    def is_called(self) -> bool:
-        """Whether on_checkpoint has not returned: nothing is delivered."""
-        return self.saving is Saving.CALLED
-
-    @property
     def waits(self) -> bool:
         """Whether the answer waits for its state."""
         return self.saving in (Saving.CALLED, Saving.RETURNED)

@@ -14,7 +14,8 @@ class CheckpointFigures:
     """Counters of one consumer."""
 
     def __init__(self) -> None:
-        #: Barriers by their end: "complete", "without_some" (complete, though some owner did not answer), "ended".
+        #: Barriers by their end: "complete", "without_some" (complete, though an owner handed nothing in, or we not all
+        #: of our pieces), "ended".
         self.outcomes: Counter[str] = Counter()
         #: Restored pieces by the reason.
         self.restores: Counter[str] = Counter()
@@ -40,7 +41,7 @@ class CheckpointFigures:
         self.drain_seconds_max = max(self.drain_seconds_max, self.drain_seconds)
 
     def saved(self, ms: float) -> None:
-        """A state was saved, or not, in this time."""
+        """A state was saved in this time."""
         self._saving.observe(ms / 1000)
 
     def restored(self, why: str, count: int, ms: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from kafka_marshal.engine.effects import CheckpointCompleted, Key, Outbox, SavedPiece
 from kafka_marshal.engine.groups.checkpoints.answering import Answering, OneBarrier
 from kafka_marshal.engine.groups.checkpoints.beginning import Beginning
-from kafka_marshal.engine.groups.checkpoints.cuts import Cutter
+from kafka_marshal.engine.groups.checkpoints.cuts import Cutter, Saving
 from kafka_marshal.engine.groups.checkpoints.figures import CheckpointFigures
 from kafka_marshal.engine.groups.checkpoints.going_back import GoingBack
 from kafka_marshal.engine.groups.checkpoints.leaving import Leaving
@@ -91,7 +91,7 @@ class MemberCheckpoints:
         return self.figures.drain_seconds_max
 
     @property
-    def lacking(self) -> tuple[int, float]:
+    def lacking(self) -> tuple[int, float, bool]:
         return self.answering.lacking
 
     @property
@@ -170,6 +170,7 @@ class MemberCheckpoints:
     def _closed(self, barrier: Barrier, is_complete: bool, now: float) -> None:
         one = self.answering.closed(barrier.id)
         is_whole = not barrier.waiting and all(each.answer != REFUSED for each in barrier.answers.values())
+        is_whole = is_whole and not (one is not None and (one.late or one.is_unsaved))
         self.figures.outcomes["ended" if not is_complete else "complete" if is_whole else "without_some"] += 1
         cuts = () if one is None else one.cuts.values()
         is_left = any(cut.is_outgrown and not cut.begins_again for cut in cuts)
@@ -179,6 +180,9 @@ class MemberCheckpoints:
         noted = barrier.answers.get(self._slot)  # what was sent too late, or refused, is in no checkpoint
         if is_complete and noted is not None and noted.answer != REFUSED:
             self._completed = one
+            for cut in one.cuts.values():
+                if cut.saving is Saving.SAFE:
+                    cut.piece.cut_at = cut.began
             self.has_left = one.leaves
             self._outbox.add(CheckpointCompleted(self._work.number, barrier.id))
 

@@ -84,7 +84,10 @@ class Restoring:
         for key in sorted(self._pieces):
             piece = self._pieces[key]
             if not piece.is_restored and piece.held and self._work.cutting.awaits_restore(key):
-                ready.setdefault(self._story.why(piece), []).append(piece)
+                why: str = self._story.why(piece)
+                if why in ("joined", "handed_over") and self._shown.went_back(piece):
+                    why = "rollback"
+                ready.setdefault(why, []).append(piece)
         for why in sorted(ready):
             self._call(why, ready[why], now)
             return

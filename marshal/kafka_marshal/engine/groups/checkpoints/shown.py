@@ -8,6 +8,7 @@ from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import HeldPiece
 from kafka_marshal.engine.groups.view import GroupView, owned_by, span_of
+from kafka_marshal.engine.work.topic_mark import split
 from rationalizer import Piece, World
 from rationalizer.groups.checkpoints import Answer, Barrier, Checkpoints
 from rationalizer.limits import MAX_KEY_HASH
@@ -111,6 +112,22 @@ class Shown:
         """(lo, hi, id) of each part of it: where its state is saved; 0: nowhere."""
         group = self._member.group
         return within(() if group is None else tuple(group.states(piece.key)), piece.span)
+
+    def went_back(self, piece: HeldPiece) -> bool:
+        """Whether nothing was done of it since the group was put back while it had no members (X17)."""
+        found, group = self.checkpoints, self._member.group
+        if group is None or found is None or not found.went_back_to or found.find(found.went_back_to) is None:
+            return False
+        kept = group.kept(*piece.key)
+        unset = [(0, MAX_KEY_HASH, -1 if kept is None else kept.initial)]
+        seen = [
+            (within(tuple(version.done_through), piece.span), tuple(split(version.ranges).ranges))
+            if version is not None
+            else (within(tuple(unset), piece.span), ())
+            for each, version in found.views(piece.key)
+            if each.id >= found.went_back_to
+        ]
+        return seen[0] == seen[-1]
 
     def needed(self, key: Key) -> frozenset[int]:
         """Ids under which states of a partition are still needed (X18)."""
