@@ -90,8 +90,8 @@ class Partition:
     """The lanes of one partition."""
 
     __slots__ = (
-        *("assignment", "closes_to", "done_to", "finish_to", "lanes", "parked", "running", "skipped", "started"),
-        *("tried", "unlogged", "up_to"),
+        *("assignment", "closes_to", "done_to", "finish_to", "lanes", "parked", "probe", "running", "skipped"),
+        *("started", "tried", "tried_at", "unlogged", "up_to"),
     )
 
     def __init__(self, assignment: Assignment) -> None:
@@ -110,6 +110,9 @@ class Partition:
         self.started: set[Lane] = set()
         #: Lanes whose turn came while nothing might be handed out (T4), or only messages below theirs.
         self.parked: list[Lane] = []
+        #: When the latest try began (ms, own clock); and, while nothing succeeds, the lane that may begin the next one.
+        self.tried_at: float = -inf
+        self.probe: Lane | None = None
         #: Tries of messages above this offset do not begin.
         self.up_to: float = inf
         #: Tries of messages up to this offset begin though the partition is held up (X13).

@@ -44,8 +44,10 @@ class Lanes:
 
         grace_ms: the lease is lost this long after ``handler_timeout``, at which the handler is cancelled.
         """
-        #: Most tries fail: one begins at a time, and none before this (ms, own clock); None: as many as handlers.
-        self.next_at: float | None = None
+        #: Nothing succeeds: of each partition one try begins at a time, this long (ms) after the one before; None: as
+        #: many as there are handlers. And since when (ms, own clock).
+        self.pace_ms: float | None = None
+        self.failing_since: float = 0.0
         #: How many handlers the run has; the most tries that owners begin of a message.
         self.concurrency: int = 1
         self.most_tries: int | None = None
@@ -91,7 +93,7 @@ class Lanes:
         """
         with self._lock:
             self.owner, self.is_ended, self.ready, self.is_durable = owner, False, 0, is_durable
-            self.next_at, self.concurrency, self.most_tries = None, concurrency, most_tries
+            self.pace_ms, self.concurrency, self.most_tries = None, concurrency, most_tries
             self._alone.clear()
 
     @property
@@ -103,11 +105,13 @@ class Lanes:
         """This run has ended."""
         with self._lock:
             if self.owner is owner:
-                self.owner, self.is_ended, self.next_at = None, True, None
+                self.owner, self.is_ended, self.pace_ms = None, True, None
 
-    def pace(self, next_at: float | None) -> None:
-        """Begin one try at a time, and none before this (ms, own clock); None: as many as there are handlers."""
-        self.next_at = next_at
+    def pace(self, pace_ms: float | None, now: float) -> None:
+        """Begin one try of a partition at a time, this long (ms) after the one before; None: as many as handlers."""
+        if self.pace_ms is None:
+            self.failing_since = now
+        self.pace_ms = pace_ms
 
     def put(
         self,
@@ -162,8 +166,8 @@ class Lanes:
             if message is None or lane.running:
                 return None
             partition, offset = lane.partition, offset_of(message)
-            stops = owner.is_ending or (self._stop and offset > partition.closes_to) or self._waits(now)
-            stops = stops or self._is_held_for_others(lane, now)
+            stops = owner.is_ending or (self._stop and offset > partition.closes_to)
+            stops = stops or self._waits(partition, now, lane) or self._is_held_for_others(lane, now)
             if stops or not partition.may_begin(lane, offset, now):
                 lane.partition.parked.append(lane)
                 return None
@@ -173,6 +177,7 @@ class Lanes:
                 lane.since = now
                 lane.partition.started.add(lane)
             lane.partition.running.add(lane)
+            partition.tried_at, partition.probe = now, None
             self.running += 1
             return message
 
@@ -203,11 +208,11 @@ class Lanes:
         with self._lock:
             is_ending = self.is_ended or self._stop or self.owner is None or self.owner.is_ending
             waiting = next((place for place, has_ended in self._alone.items() if not has_ended), None)
-            if waiting is None or self.running or is_ending or self._waits(now):
+            if waiting is None or self.running or is_ending:
                 return None
             key, offset = waiting
             partition = self._partitions.get(key)
-            if partition is None or offset not in partition.unlogged:
+            if partition is None or offset not in partition.unlogged or self._waits(partition, now):
                 return None
             if now >= partition.assignment.lease.hand_out_until:
                 return None
@@ -229,11 +234,37 @@ class Lanes:
         is_its_lane = lane.assignment.key == key and _has((lane.message, *(lane.rest or ())), offset)
         return not is_its_lane or self.running > 0
 
-    def _waits(self, now: float) -> bool:
-        """Whether no try may begin now, since most of them fail. A handler that hangs holds no others up for ever."""
-        if self.next_at is None or now < self.next_at:
-            return self.next_at is not None
-        return _are_at_work(self._partitions.values(), now)
+    def _waits(self, partition: Partition, now: float, lane: Lane | None = None) -> bool:
+        """Whether no try of a partition (lane: none but that of its probe) may begin now, since nothing succeeds.
+
+        A handler that hangs holds no others up for ever.
+        """
+        if self.pace_ms is None:
+            return False
+        is_next = lane is None or lane is partition.probe
+        return (
+            not is_next
+            or now < max(partition.tried_at, self.failing_since) + self.pace_ms
+            or _are_at_work((partition,), now)
+        )
+
+    def _probe(self, partition: Partition, now: float) -> list[Lane]:
+        """While nothing succeeds: the lane that shows first whether something does. The newest untried message, if any.
+
+        (What was written last is the least like what has failed; and no good message waits for a bad one's back-off.)
+        """
+        lanes = [] if self._waits(partition, now) else [x for x in partition.parked if self._is_open(x, now)]
+        if not lanes:
+            return []
+        partition.probe = found = max(lanes, key=_as_a_probe)
+        partition.parked.remove(found)
+        return [found]
+
+    def _is_open(self, lane: Lane, now: float) -> bool:
+        """Whether a lane that waits may begin."""
+        if lane.message is None or not lane.partition.may_begin(lane, offset_of(lane.message), now):
+            return False
+        return not self._is_held_for_others(lane, now)
 
     def done(self, lane: Lane, owner: Owner) -> bool:
         """The message of a running lane is done. Returns whether the lane is ready again, for workers of this run."""
@@ -241,6 +272,7 @@ class Lanes:
             partition, message, assignment = lane.partition, lane.message, lane.assignment
             if message is not None and assignment is partition.assignment:
                 offset = offset_of(message)
+                partition.skipped.discard(offset)
                 if assignment.lease.is_cut_whole:
                     partition.done_to = max(partition.done_to, offset)
                 if (assignment.key, offset) in self._alone and not assignment.over:
@@ -428,14 +460,15 @@ class Lanes:
                 lease = partition.assignment.lease
                 is_held_up = max(partition.finish_to, partition.closes_to) < 0
                 until = lease.hand_out_until if is_held_up else lease.proven_until
-                if partition.parked and now < until:
-                    parked, partition.parked = partition.parked, []
-                    for lane in parked:
-                        if lane.message is not None:
-                            is_open = partition.may_begin(lane, offset_of(lane.message), now)
-                            is_open = is_open and not (self.next_at is not None and (found or self._waits(now)))
-                            is_open = is_open and not self._is_held_for_others(lane, now)
-                            (found if is_open else partition.parked).append(lane)
+                if not partition.parked or now >= until:
+                    continue
+                if self.pace_ms is not None:
+                    found += self._probe(partition, now)
+                    continue
+                parked, partition.parked = partition.parked, []
+                for lane in parked:
+                    if lane.message is not None:
+                        (found if self._is_open(lane, now) else partition.parked).append(lane)
             self.ready += sum(lane.number == 1 for lane in found)
         return found
 
@@ -478,6 +511,12 @@ class Lanes:
             partition = self._partitions.get(key)
             lanes = () if partition is None else partition.lanes.values()
             return sum(len(x.rest or ()) + (x.message is not None and not x.running) for x in lanes)
+
+    def failing(self, key: Key) -> int:
+        """How many messages of a partition wait for another try."""
+        with self._lock:
+            partition = self._partitions.get(key)
+            return 0 if partition is None else len(partition.started - partition.running)
 
     def is_running(self, key: Key) -> bool:
         """Whether a message of a partition is with a handler."""
@@ -573,6 +612,12 @@ def _has_left(partition: Partition, offset: int) -> bool:
     """Whether a handler still has a message that was taken away from it."""
     running = (x for x in partition.running if x.assignment is not partition.assignment and x.message is not None)
     return any(offset_of(lane.message) == offset for lane in running if lane.message is not None)
+
+
+def _as_a_probe(lane: Lane) -> tuple[bool, float]:
+    if not lane.since and lane.message is not None:
+        return True, offset_of(lane.message)
+    return False, -lane.began
 
 
 def _are_at_work(partitions: Iterable[Partition], now: float) -> bool:
