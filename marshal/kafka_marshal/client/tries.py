@@ -125,7 +125,7 @@ class Tries:
         self.failures: Failures = Failures(
             self.runtime.now_ms, self.runtime.lock(), secrets, group=ids.group_id, client=ids.client_id
         )
-        self.breaker: Breaker = Breaker(self.runtime.lock())
+        self._breaker = Breaker(self.runtime.lock())
         #: Guards nothing: it wakes the feeder and the timer.
         self.news: Condition = self.runtime.condition()
         self._is_awaited = False
@@ -255,18 +255,18 @@ class Tries:
 
     def succeeded(self) -> None:
         """A message was handled, here or by another member: what fails now is the reason itself (any thread)."""
-        if not self.breaker.in_a_row:
+        if not self._breaker.in_a_row:
             return
-        with self.breaker.lock:
-            was_open = self.breaker.is_open
-            self.breaker.succeeded()
+        with self._breaker.lock:
+            was_open = self._breaker.is_open
+            self._breaker.succeeded()
             self.lanes.pace(None, 0.0)
         if was_open:
             self._wake()
 
     def _is_outage(self, attempt: Attempt) -> bool:
         """A try has failed; whether its message is none that is to be set aside, but what all of them need is away."""
-        message, breaker = attempt.message, self.breaker
+        message, breaker = attempt.message, self._breaker
         with breaker.lock:
             breaker.failed((message.topic(), message.partition(), message.offset()))
             self.lanes.pace(breaker.pace_ms, self.runtime.now_ms())

@@ -38,6 +38,7 @@ from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
 from kafka_marshal.engine.shares.consumer import SharedConsumer
 from kafka_marshal.engine.shares.keys import KeyConsumer
+from kafka_marshal.engine.shares.wishes import settle_for
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import REPORTING
 from kafka_marshal.engine.work.consumer import ConsumerEngine
@@ -175,7 +176,7 @@ class Engine:
         """An operator wants to settle messages of a partition: what the log refuses, its owner does (H2)."""
         for consumer in self.consumers.values():
             if isinstance(consumer, SharedConsumer):
-                consumer.delivery.settle_for(key, record, answers, now)
+                settle_for(consumer, key, record, answers, now)
 
     def unblock(self, keys: Collection[Key]) -> None:
         """These positions were set (C11), or the group was recreated: their partitions may be worked on again (P11)."""

@@ -324,23 +324,9 @@ class SharedDelivery(Delivery):
             self._consumer.warn(each.text(now))
         self._gave_back(assignment, now)
 
-    def settle_for(self, key: Key, record: SettlingMessages, answers: Sequence[str], now: float) -> None:
-        """An operator wants messages done or set aside: the log refuses it for those in our batches, so we do it (H2).
-
-        A handler that has one may finish, without effect. What has not begun is left: an operator asks again.
-        """
-        share = self._consumer.assignments.get(key)
-        wanted = [(last, Kind.DONE, 0, "") for _, last in record.done]
-        wanted += [(last, Kind.OPEN, 0, "") for _, last, _, _ in record.open]
-        wanted += [(offset, Kind.PARKED, hashed, reason) for offset, hashed, _, reason in record.parked]
-        for (offset, kind, hashed, reason), code in zip(wanted, answers, strict=False):
-            run = None if share is None or share.over else share.tracker.run_at(offset)
-            if share is not None and run is not None and code == codes.FENCED and kind is not Kind.OPEN:
-                self.in_lanes.skip(share, offset)
-                self.park(run, offset, hashed, reason, now, kind)
-                cast("SharedAssignment", share).report(now)
-
-    def park(self, run: Run, offset: int, key_hash: int, reason: str, now: float, kind: Kind = Kind.PARKED) -> None:
+    def park(
+        self, run: Run, offset: int, key_hash: int | None, reason: str, now: float, kind: Kind = Kind.PARKED
+    ) -> None:
         """The program sets a message of a batch aside, or an operator does; kind: or it counts as done."""
         assignment = cast("SharedAssignment", run.assignment)
         found = assignment.tracker.run_at(offset)
@@ -354,8 +340,7 @@ class SharedDelivery(Delivery):
         if first < offset:
             assignment.desk.settling.want(Request(first, offset - 1, Kind.DONE, None))
         self.set_aside_ever += 1
-        hashed = key_hash if kind is Kind.PARKED else None
-        assignment.desk.settling.want(Request(offset, offset, kind, hashed, given.attempts, reason))
+        assignment.desk.settling.want(Request(offset, offset, kind, key_hash, given.attempts, reason))
         self._came_back(assignment, now)
 
 
@@ -549,7 +534,7 @@ class SharedConsumer(ConsumerEngine):
 
     @property
     def are_all_failing(self) -> bool:
-        """Whether nothing succeeds here: other partitions, and new messages, show whether that is so everywhere."""
+        """Whether nothing succeeds here."""
         return self.delivery.in_lanes.is_active and self.delivery.in_lanes.are_all_failing
 
     @property
@@ -563,16 +548,9 @@ class SharedConsumer(ConsumerEngine):
         return sum(x.tracker.in_hand for x in self.desks())
 
     def may_begin(self, assignment: SharedAssignment, is_alone: bool) -> bool:
-        """Whether a batch may begin: one that two members did not finish is delivered alone (U10).
-
-        Until its try fails: then it has killed no process.
-        """
-        if is_alone and any(x.tracker.in_hand > x.failing for x in self.desks()):
-            return False
-        alone = (
-            x for x in self.desks() for each in x.desk.given.values() if each.is_alone and each.begun_at is not None
-        )
-        return is_alone or not any(x.tracker.in_hand > x.failing for x in alone)
+        """Whether a batch may begin: one that two members did not finish is alone, until its try has failed (U10)."""
+        busy = (x.desk.given.values() for x in self.desks() if x.tracker.in_hand > x.failing)
+        return not any(is_alone or any(x.is_alone and x.begun_at is not None for x in given) for given in busy)
 
     def wants(self, max_messages: int, fill_ms: float, now: float) -> None:
         """The program asks for batches of at most max_messages, each read for fill_ms at most."""

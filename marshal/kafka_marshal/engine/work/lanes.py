@@ -235,30 +235,9 @@ class Lanes:
         return not is_its_lane or self.running > 0
 
     def _waits(self, partition: Partition, now: float, lane: Lane | None = None) -> bool:
-        """Whether no try of a partition (lane: none but that of its probe) may begin now, since nothing succeeds.
-
-        A handler that hangs holds no others up for ever.
-        """
-        if self.pace_ms is None:
-            return False
-        is_next = lane is None or lane is partition.probe
-        return (
-            not is_next
-            or now < max(partition.tried_at, self.failing_since) + self.pace_ms
-            or _are_at_work((partition,), now)
-        )
-
-    def _probe(self, partition: Partition, now: float) -> list[Lane]:
-        """While nothing succeeds: the lane that shows first whether something does. The newest untried message, if any.
-
-        (What was written last is the least like what has failed; and no good message waits for a bad one's back-off.)
-        """
-        lanes = [] if self._waits(partition, now) else [x for x in partition.parked if self._is_open(x, now)]
-        if not lanes:
-            return []
-        partition.probe = found = max(lanes, key=_as_a_probe)
-        partition.parked.remove(found)
-        return [found]
+        """Whether no try of a partition (lane: none but that of its probe) may begin now, since nothing succeeds."""
+        pace_ms = self.pace_ms
+        return pace_ms is not None and partition.waits(lane, now, pace_ms, self.failing_since)
 
     def _is_open(self, lane: Lane, now: float) -> bool:
         """Whether a lane that waits may begin."""
@@ -463,7 +442,8 @@ class Lanes:
                 if not partition.parked or now >= until:
                     continue
                 if self.pace_ms is not None:
-                    found += self._probe(partition, now)
+                    fit = [] if self._waits(partition, now) else [x for x in partition.parked if self._is_open(x, now)]
+                    found += partition.choose_probe(fit)
                     continue
                 parked, partition.parked = partition.parked, []
                 for lane in parked:
@@ -599,25 +579,13 @@ class Lanes:
                 offset, since, message = min(started, key=lambda one: one[:2])
                 if now >= since + longer_than:
                     about = assignment.tracker.in_hand, assignment.releasing
-                    why = given_up(message) if _has_left(partition, offset) else ""
+                    why = given_up(message) if partition.has_left(offset) else ""
                     found.append(HeldBack(topic, number, offset, message.key(), now - since, *about, why=why))
         return tuple(sorted(found, key=lambda one: one[:2]))
 
 
 def _has(messages: Iterable[Message], offset: int) -> bool:
     return any(offset_of(message) == offset for message in messages)
-
-
-def _has_left(partition: Partition, offset: int) -> bool:
-    """Whether a handler still has a message that was taken away from it."""
-    running = (x for x in partition.running if x.assignment is not partition.assignment and x.message is not None)
-    return any(offset_of(lane.message) == offset for lane in running if lane.message is not None)
-
-
-def _as_a_probe(lane: Lane) -> tuple[bool, float]:
-    if not lane.since and lane.message is not None:
-        return True, offset_of(lane.message)
-    return False, -lane.began
 
 
 def _are_at_work(partitions: Iterable[Partition], now: float) -> bool:
