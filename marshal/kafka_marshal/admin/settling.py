@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Final, Literal
 
@@ -242,7 +243,7 @@ class _Work:
         while self._asked:
             asked, self._asked = self._asked, []
             again_at = min(until, session.now_ms() + AGAIN_MS)
-            session.wait_for(lambda asked=asked: not any(map(self._is_in_its_batch, asked)), again_at)
+            session.wait_for(partial(self._are_settled, asked), again_at)
             for place, was in asked:
                 with session.locked():
                     is_left, hole = self._is_in_its_batch((place, was)), self._hole_at(place)
@@ -258,6 +259,9 @@ class _Work:
     def _hole_at(self, place: Place) -> Hole | None:
         progress = self._session.progress(place[:2])
         return None if progress is None or progress.holes is None else progress.holes.at(place[2])
+
+    def _are_settled(self, asked: Sequence[tuple[Place, Holding]]) -> bool:
+        return not any(map(self._is_in_its_batch, asked))
 
     def _is_in_its_batch(self, one: tuple[Place, Holding]) -> bool:
         hole, was = self._hole_at(one[0]), one[1].hole

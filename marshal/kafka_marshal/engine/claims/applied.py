@@ -138,8 +138,8 @@ class LeaseRecords:
                 self._share_applied(cp, offset, record, outcome, own, now)
             case SettlingMessages():
                 if record.epoch is None and outcome.entries is not None:
-                    key = (record.topic, record.partition)
-                    self._host.wanted_by_an_operator(key, record, outcome.entries, now)
+                    place = record.topic, record.partition
+                    self._host.wanted_by_an_operator(place, record, outcome.entries, now)
                 if outcome.accepted:
                     self._settle_applied(cp, offset, record, outcome, own, now)
             case _:
