@@ -13,8 +13,9 @@ from kafka_marshal.engine.work.lanes import Lane
 class Waiting:
     """A minimal lane."""
 
-    def __init__(self, name: str, messages: int) -> None:
+    def __init__(self, name: str, messages: int, number: int = 1) -> None:
         self.name = name
+        self.number = number
         self.rest: deque[Any] | None = deque(range(messages - 1)) if messages > 1 else None
 
 
@@ -53,13 +54,25 @@ def test_a_lane_that_comes_back_is_last_in_turn() -> None:
     assert taken(ready, False, False) == "ba"
 
 
+def test_many_that_are_tried_again_leave_half_of_the_tries_to_what_is_new() -> None:
+    ready = Ready()
+    for _ in range(1_000):
+        ready.put(cast("Lane", Waiting("r", 1, number=2)))
+    for name in "abc":
+        ready.put(cast("Lane", Waiting(name, 1)))
+    assert taken(ready, *[False, True] * 4) == "rarbrcrr"
+    assert len(taken(ready, *[True] * 995)) == 995
+    assert taken(ready, True) == "-"
+    assert [len(cells) for cells in (ready._in_turn, ready._again, ready._new)] == [0, 0, 0]
+
+
 def test_threads_find_each_lane_once() -> None:
     """As many calls as there are lanes, in any interleaving."""
     ready, found, names = Ready(), deque[str](), [f"{number}" for number in range(20_000)]
 
     def work(longest: bool, mine: list[str]) -> None:
         for name in mine:
-            ready.put(cast("Lane", Waiting(name, 1 + int(name) % 50)))
+            ready.put(cast("Lane", Waiting(name, 1 + int(name) % 50, 1 + int(name) % 3 // 2)))
             found.append(taken(ready, longest))
 
     threads = [threading.Thread(target=work, args=(part % 2 == 1, names[part::8])) for part in range(8)]

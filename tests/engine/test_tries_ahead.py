@@ -204,7 +204,7 @@ def test_u1_owners_that_die_before_they_begin_anything_make_no_message_crashed(a
     left_by_another(net, "claims", {0: attempts} if attempts else {})
     for number in range(2 * MOST):
         worker = Worker(net, f"w{number}")
-        worker.lanes.pace(2 * net.now)  # the breaker is open: nothing begins
+        worker.lanes.pace(2 * net.now, net.now)  # the breaker is open: nothing begins
         worker.holds()
         worker.run(100)
         assert not worker.begun

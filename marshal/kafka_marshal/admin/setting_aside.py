@@ -113,8 +113,8 @@ class OpenMessages(OneProcess):
     ) -> Settled:
         """Count messages as done that were set aside, or wait for their next try: no worker gets them any more.
 
-        ``"all"`` and ``reason`` mean those that were set aside. Otherwise as :meth:`redrive`. The messages stay in
-        their topic.
+        ``"all"`` and ``reason`` mean those that were set aside. One in a worker's batch is discarded by that worker:
+        the call waits for it. Otherwise as :meth:`redrive`. The messages stay in their topic.
         """
         wish = self._wish(group, messages, reason)
         return self._settle(
@@ -134,8 +134,8 @@ class OpenMessages(OneProcess):
     ) -> Settled:
         """Set messages aside that keep failing, and wait for their next try: their keys continue without them.
 
-        Only messages whose tries are in the log can be set aside (``open_messages`` shows them). ``reason``: at most
-        64 bytes.
+        Only messages whose tries are in the log can be set aside, or that are in a worker's batch (``open_messages``
+        shows them). ``reason``: at most 64 bytes.
         """
         wish = self._wish(group, messages, None)
         try:

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Final, Literal
 
@@ -22,7 +23,7 @@ from kafka_marshal.observe.names import names_of, no_group
 from kafka_marshal.observe.point_reads import read_at
 from kafka_marshal.ports import TopicPartition
 from rationalizer import Progress, Record, SettleOffsets, SettlingMessages, codes, key_hash
-from rationalizer.holes import NO_KEY, Hole
+from rationalizer.holes import NO_KEY, NO_OWNER, Hole
 from rationalizer.levels import SHARING_LEVEL
 from rationalizer.wire.records import Opened, Parked
 
@@ -30,6 +31,10 @@ Action = Literal["redrive", "discard", "park"]
 
 #: The reason of a message that an operator sets aside.
 BY_AN_OPERATOR: Final = "OPERATOR"
+
+#: Why a message is left as it is; and how long (ms) its worker has to settle it, and after how long it is asked again.
+IN_A_BATCH: Final = "a worker has it in its batch"
+ANSWERS_MS, AGAIN_MS = 10_000.0, 1_000.0
 
 #: Entries of one record. With a rate, as many as are due in this time (s).
 MOST_ENTRIES = 1_000
@@ -147,10 +152,8 @@ def _not_open(offset: int, stable: int | None) -> str:
 def _why_not(action: Action, hole: Hole) -> str:
     """Why an open message can't be settled in this way; "": it can."""
     state = state_of(hole)
-    if state == "acquired":
-        return "a worker has it in its batch"
-    if action == "redrive" and state == "waiting":
-        return "it waits for its next try already"
+    if action == "redrive" and state != "parked":
+        return IN_A_BATCH if state == "acquired" else "it waits for its next try already"
     return f"it is set aside already ({hole.reason})" if action == "park" and state == "parked" else ""
 
 
@@ -214,6 +217,8 @@ class _Work:
         self._progress = progress
         self._done: list[Place] = []
         self._gone: list[Place] = []
+        #: A worker has these in its batch, and settles them when it sees our record.
+        self._asked: list[tuple[Place, Holding]] = []
 
     def carry_out(self) -> Settled:
         """Append one record after the other."""
@@ -227,8 +232,40 @@ class _Work:
             if self._progress is not None:
                 self._progress(sent, len(self._plan.todo))
             passed()
+        self._await_workers()
         found = tuple(self._done), tuple(self._gone), self._plan.left, self._plan.reasons
         return Settled(self._session.group_id, self._action, *found)
+
+    def _await_workers(self) -> None:
+        """Wait until workers have settled what they have in their batches; ask again for what has not begun."""
+        session = self._session
+        until = session.now_ms() + ANSWERS_MS
+        while self._asked:
+            asked, self._asked = self._asked, []
+            again_at = min(until, session.now_ms() + AGAIN_MS)
+            session.wait_for(partial(self._are_settled, asked), again_at)
+            for place, was in asked:
+                with session.locked():
+                    is_left, hole = self._is_in_its_batch((place, was)), self._hole_at(place)
+                if is_left and session.now_ms() < until:
+                    self._settle([(place, was)])
+                elif is_left:
+                    self._plan.left[place] = f"{IN_A_BATCH}, and has not settled it (is it alive?). Try again"
+                elif hole is None if self._action == "discard" else hole is not None and hole.is_parked:
+                    self._done.append(place)
+                else:
+                    self._plan.left[place] = _changed(hole)
+
+    def _hole_at(self, place: Place) -> Hole | None:
+        progress = self._session.progress(place[:2])
+        return None if progress is None or progress.holes is None else progress.holes.at(place[2])
+
+    def _are_settled(self, asked: Sequence[tuple[Place, Holding]]) -> bool:
+        return not any(map(self._is_in_its_batch, asked))
+
+    def _is_in_its_batch(self, one: tuple[Place, Holding]) -> bool:
+        hole, was = self._hole_at(one[0]), one[1].hole
+        return hole is not None and hole.owner == was.owner != NO_OWNER and hole.since == was.since
 
     def _chunks(self) -> Iterator[list[tuple[Place, Holding]]]:
         most = MOST_ENTRIES if self._rate is None else max(1, min(MOST_ENTRIES, int(self._rate * STEP_S)))
@@ -270,9 +307,9 @@ class _Work:
                 record = SettlingMessages(*session.ids, *key, None, seen, done, opened, parked)
             else:
                 record = SettleOffsets(*session.ids, "", 0, seen, *key, done, opened, parked)
-            self._note(cp, record, [*ends, *(place for place, _ in others)])
+            self._note(cp, record, [*ends, *(place for place, _ in others)], dict(chunk))
 
-    def _note(self, cp: int, record: Record, places: list[Place]) -> None:
+    def _note(self, cp: int, record: Record, places: list[Place], were: Mapping[Place, Holding]) -> None:
         """Append the record, and note what was accepted."""
         session = self._session
         (asked,) = session.ask((cp, record))
@@ -294,6 +331,8 @@ class _Work:
                 (self._gone if place in self._plan.gone else self._done).append(place)
             elif code == codes.MAX_INDIVIDUAL_COMMIT_REACHED:
                 self._plan.left[place] = "its partition has as many open messages as it may have"
+            elif code == codes.FENCED and were[place].hole.owner != NO_OWNER:
+                self._asked.append((place, were[place]))
             else:
                 self._plan.left[place] = _changed(hole)
 

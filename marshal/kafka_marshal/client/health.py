@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from kafka_marshal.client.breaker import FAILING
+from kafka_marshal.client.breaker import FAILING, SAID_AFTER_MS
 from kafka_marshal.engine.groups.member import MemberState
 from kafka_marshal.engine.plane import HUNG, Checkpointing
 from kafka_marshal.engine.work.behind import HANGS_MS
@@ -193,10 +193,10 @@ def hot_keys(consumer: ConsumerEngine, now: float) -> tuple[HotKey, ...]:
 
 
 def _failing(driver: Driver, now: float) -> Iterator[str]:
-    """Runs of which most tries fail, and the handlers that hang meanwhile: they hold the others up for a while."""
+    """Runs of which all tries fail, and the handlers that hang meanwhile: they hold the others up for a while."""
     for consumer in _all(driver):
         lanes = consumer.delivery.in_lanes.lanes
-        if lanes is None or lanes.next_at is None:
+        if lanes is None or lanes.pace_ms is None or now < lanes.failing_since + SAID_AFTER_MS:
             continue
         lane = min(lanes.hanging(now - HELD_BACK_MS), key=lambda lane: lane.began, default=None)
         if lane is None or (message := lane.message) is None:

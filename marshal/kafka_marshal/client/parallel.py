@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from kafka_marshal.client.breaker import FAILING, SAID_AFTER_MS, done_elsewhere, has_succeeded
 from kafka_marshal.client.committing import Committers
 from kafka_marshal.client.dead_letter_topic import check_topic
 from kafka_marshal.client.dead_letter_writer import DeadLetterWriter
@@ -34,6 +35,7 @@ from kafka_marshal.engine.consumer_inputs import (
     Say,
     Spread,
 )
+from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.work.lanes import HELD_BACK_MS, Lanes
 from kafka_marshal.engine.work.pull import Fetch, Pull, Take, Wait, Wanted
 from kafka_marshal.errors import ConfigurationError
@@ -123,6 +125,9 @@ class Runner:
             self._tries.letters = DeadLetterWriter(consumer, options.dead_letters, self._tries)
         self._looked_at = self._stuck_since = 0.0
         self._told: set[tuple[str, int]] = set()
+        self._has_said_failing = False
+        #: While nothing succeeds here: what other members had done.
+        self._elsewhere: dict[Key, tuple[int, int]] = {}
 
     def _prepare_transactions(self, dead_letters: str | None) -> None:
         tries, consumer, letters = self._tries, self._consumer, None
@@ -225,6 +230,7 @@ class Runner:
         if now < self._looked_at + HELD_BACK_MS:
             return
         self._looked_at, found = now, self._lanes.held_back(now, HELD_BACK_MS)
+        self._look_at_failures(now)
         if self._committers is not None:
             committing = self._committers.held_back(now, HELD_BACK_MS)
             found = (*committing, *(x for x in found if x[:2] not in {each[:2] for each in committing}))
@@ -239,6 +245,18 @@ class Runner:
                     "max_bytes_in_flight). Nothing is lost; other partitions go on"
                 )
                 self._consumer._take(Say(self._consumer._engine.number, text))
+
+    def _look_at_failures(self, now: float) -> None:
+        """While nothing succeeds here: whether it does at other members; and say so (the driver's lock is held)."""
+        lanes, before = self._lanes, self._elsewhere
+        self._elsewhere = {} if lanes.pace_ms is None else done_elsewhere(self._consumer._engine)
+        if has_succeeded(before, self._elsewhere):
+            self._tries.succeeded()
+        is_failing = lanes.pace_ms is not None and now >= lanes.failing_since + SAID_AFTER_MS
+        if is_failing is not self._has_said_failing:
+            self._has_said_failing = is_failing
+            text = FAILING if is_failing else "tries of run(…) succeed again: it begins as many at a time as before"
+            log(logging.WARNING, "handlers_fail", "%s", text)
 
     def _drain(self, is_gone: Callable[[], bool]) -> None:
         """End, or leave behind, what is in flight; give back what waits."""

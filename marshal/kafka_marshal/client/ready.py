@@ -2,7 +2,8 @@
 
 If all workers took lanes in turn, the lane of a frequent key would wait for all others after each of its messages, and
 be left alone at the end. If all took the longest first, a rare key would wait for the whole backlog of frequent ones.
-So half of the workers do each.
+So half of the workers do each. And one try in two is a message's first, if any waits: many that fail, and are tried
+again and again, hold no others up.
 """
 
 from __future__ import annotations
@@ -54,9 +55,13 @@ class Ready:
     """
 
     def __init__(self) -> None:
-        #: Each lane is in a cell that is in both queues; the worker that takes the lane empties the cell.
+        #: Each lane is in a cell that is in several queues; the worker that takes the lane empties the cell.
         self._in_turn: deque[list[Lane]] = deque()
         self._by_length: list[deque[list[Lane]]] = [deque() for _ in range(MOST_DIGITS + 1)]
+        #: Those whose first message was not tried before; those whose was, and whether one of them is the next.
+        self._new: deque[list[Lane]] = deque()
+        self._again: deque[list[Lane]] = deque()
+        self._is_again = False
 
     def __len__(self) -> int:
         """How many there are, or more."""
@@ -66,12 +71,18 @@ class Ready:
         """This lane may begin."""
         cell = [lane]
         as_long = self._by_length[min(len(lane.rest or ()).bit_length(), MOST_DIGITS)]
-        _forget_empty(as_long)
-        as_long.append(cell)
+        for cells in (self._again,) if lane.number > 1 else (self._new, as_long):
+            _forget_empty(cells)
+            cells.append(cell)
+        _forget_empty(self._in_turn)
         self._in_turn.append(cell)
 
     def take(self, longest: bool) -> Lane | None:
         """The lane with the most messages (longest), or the one that has waited longest; None: there is none."""
+        if self._again:
+            self._is_again = not self._is_again
+            if (lane := _first(self._again if self._is_again else self._new)) is not None:
+                return lane
         if longest and len(self._in_turn) < MOST_IN_TURN:
             for cells in reversed(self._by_length):
                 if cells and (lane := _first(cells)) is not None:

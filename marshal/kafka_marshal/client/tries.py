@@ -15,7 +15,7 @@ from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.attempt import Attempt, current
 from kafka_marshal.client.batch import Look
-from kafka_marshal.client.breaker import FAILING, Breaker
+from kafka_marshal.client.breaker import SLOWEST_PACE_MS, Breaker
 from kafka_marshal.client.failures import Failures, shortened
 from kafka_marshal.client.fates import Fate, fate_of
 from kafka_marshal.client.fetching import FetchingConsumer
@@ -190,7 +190,7 @@ class Tries:
         """A handler has returned; whether its lane is ready again: then the caller takes it or puts it back."""
         attempt._restore_topic(lane.assignment.key[0])
         if self.options.park:
-            self._tried(failed=False)
+            self.succeeded()
         if self.options.order == "key":
             now = self.runtime.now_ms()
             self.lanes.hot.note(lane.assignment.key, attempt.message.key(), now - began, now)
@@ -236,15 +236,15 @@ class Tries:
         self.consumer._handled.failed(topic, error)
         if isinstance(error, Exception):
             self.failures.failed(attempt, error)
-        if self.options.park and fate is not Fate.ENDS:
-            self._tried(failed=True)
-        is_outage = self._breaker.is_open and fate is not Fate.ENDS and not (attempt.is_last and self._breaker.probes())
+        is_outage = self.options.park and fate is not Fate.ENDS and self._is_outage(attempt)
         if fate is Fate.ENDS:
             self.give_up(lane, attempt, error)
         elif is_outage or (not attempt.is_last and self.options.retry.is_worth(error, fate)):
-            due = self.runtime.now_ms() + self.options.retry.checked_delay(attempt.number, self._rng) * 1000
+            delay_ms = self.options.retry.checked_delay(attempt.number, self._rng) * 1000
+            if is_outage:
+                delay_ms = min(delay_ms, SLOWEST_PACE_MS)
             self.consumer._handled.retried(topic)
-            self._put_aside(lane, due)
+            self._put_aside(lane, self.runtime.now_ms() + delay_ms)
             self._wake_timer()
         elif self.letters is not None and isinstance(error, Exception) and fate is Fate.FAILED:
             self.letters.send(lane, attempt, error)
@@ -253,18 +253,24 @@ class Tries:
         else:
             self.give_up(lane, attempt, error)
 
-    def _tried(self, *, failed: bool) -> None:
-        """Note a try; while most of them fail, one begins at a time, with back-off."""
-        breaker, lanes = self._breaker, self.lanes
-        has_changed = breaker.note(failed)
-        if breaker.is_open:
-            delay = self.options.retry.checked_delay(breaker.in_a_row, self._rng) if failed else 0.0
-            lanes.pace(self.runtime.now_ms() + delay * 1000)
-        elif has_changed:
-            lanes.pace(None)
-        if has_changed:
-            text = FAILING if breaker.is_open else "fewer tries of run(…) fail: it begins as many at a time as before"
-            log(logging.WARNING, "handlers_fail", "%s", text)
+    def succeeded(self) -> None:
+        """A message was handled, here or by another member: what fails now is the reason itself (any thread)."""
+        if not self._breaker.in_a_row:
+            return
+        with self._breaker.lock:
+            was_open = self._breaker.is_open
+            self._breaker.succeeded()
+            self.lanes.pace(None, 0.0)
+        if was_open:
+            self._wake()
+
+    def _is_outage(self, attempt: Attempt) -> bool:
+        """A try has failed; whether its message is none that is to be set aside, but what all of them need is away."""
+        message, breaker = attempt.message, self._breaker
+        with breaker.lock:
+            breaker.failed((message.topic(), message.partition(), message.offset()))
+            self.lanes.pace(breaker.pace_ms, self.runtime.now_ms())
+            return breaker.is_open and not (attempt.is_last and breaker.probes())
 
     def _park(self, lane: Lane, attempt: Attempt, error: Exception) -> None:
         """Set a message aside in the log; its key continues."""
@@ -367,10 +373,12 @@ class Tries:
         """Give failed messages their next try, until the run ends."""
         try:
             while not (self.call.is_over or self.lanes.is_ended):
-                self.workers.put(self.lanes.due(self.runtime.now_ms(), self.call))
+                now = self.runtime.now_ms()
+                self.workers.put([*self.lanes.due(now, self.call), *self.lanes.reopened(now)])
                 with self.news:
-                    due = self.lanes.next_due
+                    due, pace_ms = self.lanes.next_due, self.lanes.pace_ms
                     wait = LOOK_S if due is None else min(LOOK_S, (due - self.runtime.now_ms()) / 1000)
+                    wait = wait if pace_ms is None else min(LOOK_S, pace_ms / 1000)
                     if wait > 0:
                         self.news.wait(wait)
         except BaseException as error:  # noqa: BLE001 - without this thread nothing is tried again

@@ -38,6 +38,7 @@ from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
 from kafka_marshal.engine.shares.consumer import SharedConsumer
 from kafka_marshal.engine.shares.keys import KeyConsumer
+from kafka_marshal.engine.shares.wishes import settle_for
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import REPORTING
 from kafka_marshal.engine.work.consumer import ConsumerEngine
@@ -45,7 +46,7 @@ from kafka_marshal.engine.work.hold_up import hold_up, hold_up_stuck
 from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.engine.work.topic_mark import TopicIds
 from kafka_marshal.ports import TopicInfo
-from rationalizer import Outcome, Tick, World
+from rationalizer import Outcome, SettlingMessages, Tick, World
 
 
 class RangeCommits:
@@ -170,6 +171,12 @@ class Engine:
         """A record has opened, parked or settled messages of a partition (H3, H4). answers: if it is our own."""
         for consumer in self.consumers.values():
             consumer.positions.messages_opened(key, entries, answers, now)
+
+    def wanted_by_an_operator(self, key: Key, record: SettlingMessages, answers: Sequence[str], now: float) -> None:
+        """An operator wants to settle messages of a partition: what the log refuses, its owner does (H2)."""
+        for consumer in self.consumers.values():
+            if isinstance(consumer, SharedConsumer):
+                settle_for(consumer, key, record, answers, now)
 
     def unblock(self, keys: Collection[Key]) -> None:
         """These positions were set (C11), or the group was recreated: their partitions may be worked on again (P11)."""

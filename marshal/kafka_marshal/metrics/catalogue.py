@@ -492,7 +492,7 @@ CATALOGUE: tuple[Metric, ...] = (
         "kafka_marshal.runs_failing",
         "gauge",
         "{run}",
-        "Runs of which most tries fail: they try one message at a time, and set next to none aside.",
+        "Runs of which all tries fail: they try one message of a partition at a time, and set next to none aside.",
         _MEMBER,
         _member(lambda x: x.runs_failing),
     ),

@@ -128,7 +128,7 @@ class Meter:
             held_back=len(health.held_back),
             held_back_messages=sum(one.in_hand for one in health.held_back),
             handlers_running=sum(each.running for each in lanes),
-            runs_failing=sum(each.next_at is not None for each in lanes),
+            runs_failing=sum(each.pace_ms is not None for each in lanes),
             failures=tuple(Failures(*what, count) for what, count in sorted(failures.items())),
             retries=tuple(TopicCount(topic, count) for topic, count in sorted(retries.items())),
             dead_letters=tuple(TopicCount(topic, count) for topic, count in sorted(dead_letters.items())),

@@ -178,7 +178,7 @@ class Metrics:
     held_back_messages: int
     #: Handlers of ``run`` that are running.
     handlers_running: int
-    #: Runs that try one message at a time, and set next to none aside, as most tries fail (U2).
+    #: Runs that try one message of a partition at a time, and set next to none aside, as all tries fail (U2).
     runs_failing: int
     #: Failed tries of ``run``, retried messages, and dead letters.
     failures: tuple[Failures, ...]

@@ -21,7 +21,7 @@ LIMIT = 10_000
 OUTAGE_S = 10.0
 
 #: More messages of a process than this are not "next to nothing": the first failures that open the breaker set none
-#: aside with five tries, and then one comes after 20, 40, 80, 100 … failures.
+#: aside with five tries, and then one comes after 20, 40, 80 … 1,000 failures.
 FEW = 5
 
 

@@ -41,6 +41,9 @@ class Host(Protocol):
     def messages_opened(self, key: Key, entries: Settles, answers: Sequence[str] | None, now: float) -> None:
         """A record has opened, parked or settled messages of a partition."""
 
+    def wanted_by_an_operator(self, key: Key, record: SettlingMessages, answers: Sequence[str], now: float) -> None:
+        """An operator wants to settle messages; the log answers, entry by entry."""
+
     def unblock(self, keys: Collection[Key]) -> None:
         """An offset was set for these partitions, or the group was forgotten and starts again."""
 
@@ -133,8 +136,12 @@ class LeaseRecords:
                 self._forgotten(cp, now)
             case ClaimingShare():
                 self._share_applied(cp, offset, record, outcome, own, now)
-            case SettlingMessages() if outcome.accepted:
-                self._settle_applied(cp, offset, record, outcome, own, now)
+            case SettlingMessages():
+                if record.epoch is None and outcome.entries is not None:
+                    place = record.topic, record.partition
+                    self._host.wanted_by_an_operator(place, record, outcome.entries, now)
+                if outcome.accepted:
+                    self._settle_applied(cp, offset, record, outcome, own, now)
             case _:
                 pass
         if record is not None and (key := _key_of(record)) is not None:

@@ -92,6 +92,12 @@ class SharedAssignment(Assignment):
         is_free = desk.crowd.again or desk.shelf.new(desk.free_from).messages
         return self.stage is Stage.ACTIVE and not (desk.given or len(desk.settling) or self.tracker.runs or is_free)
 
+    @property
+    def failing(self) -> int:
+        """How many messages of its batches wait for another try."""
+        in_lanes = self.consumer.delivery.in_lanes
+        return in_lanes.failing(self) if in_lanes.is_active and self.tracker.runs else 0
+
     def _is_ours(self, offset: int) -> bool:
         return self.desk.at(offset) is not None
 
@@ -230,6 +236,8 @@ class SharedDelivery(Delivery):
         #: Batches that were given to others because they took too long, until the program reports or drops them.
         #: Replaced, never changed.
         self._left: tuple[tuple[ref[Run], LeftBehind], ...] = ()
+        #: How many messages were set aside.
+        self.set_aside_ever: int = 0
 
     def has_more(self, assignment: SharedAssignment) -> None:
         """Messages of our batches are there."""
@@ -316,8 +324,10 @@ class SharedDelivery(Delivery):
             self._consumer.warn(each.text(now))
         self._gave_back(assignment, now)
 
-    def park(self, run: Run, offset: int, key_hash: int, reason: str, now: float) -> None:
-        """The program sets a message of a batch aside."""
+    def park(
+        self, run: Run, offset: int, key_hash: int | None, reason: str, now: float, kind: Kind = Kind.PARKED
+    ) -> None:
+        """The program sets a message of a batch aside, or an operator does; kind: or it counts as done."""
         assignment = cast("SharedAssignment", run.assignment)
         found = assignment.tracker.run_at(offset)
         index = None if found is None else found.index(offset)
@@ -329,7 +339,8 @@ class SharedDelivery(Delivery):
         assignment.tracker.split(found, [found.messages[index]])
         if first < offset:
             assignment.desk.settling.want(Request(first, offset - 1, Kind.DONE, None))
-        assignment.desk.settling.want(Request(offset, offset, Kind.PARKED, key_hash, given.attempts, reason))
+        self.set_aside_ever += 1
+        assignment.desk.settling.want(Request(offset, offset, kind, key_hash, given.attempts, reason))
         self._came_back(assignment, now)
 
 
@@ -522,9 +533,14 @@ class SharedConsumer(ConsumerEngine):
         return lanes.concurrency if lanes is not None and self.delivery.in_lanes.is_active else 0
 
     @property
+    def are_all_failing(self) -> bool:
+        """Whether nothing succeeds here."""
+        return self.delivery.in_lanes.is_active and self.delivery.in_lanes.are_all_failing
+
+    @property
     def done_ever(self) -> int:
-        """How many messages were done here."""
-        return sum(moved.done for moved in self.delivery.moved.values())
+        """How many messages were done here, or set aside."""
+        return sum(moved.done for moved in self.delivery.moved.values()) + self.delivery.set_aside_ever
 
     @property
     def in_hand_now(self) -> int:
@@ -532,13 +548,9 @@ class SharedConsumer(ConsumerEngine):
         return sum(x.tracker.in_hand for x in self.desks())
 
     def may_begin(self, assignment: SharedAssignment, is_alone: bool) -> bool:
-        """Whether a batch may begin: one that two members did not finish is delivered alone (U10)."""
-        if is_alone and self.in_hand_now:
-            return False
-        alone = (
-            x for x in self.desks() for each in x.desk.given.values() if each.is_alone and each.begun_at is not None
-        )
-        return is_alone or not any(x.tracker.in_hand for x in alone)
+        """Whether a batch may begin: one that two members did not finish is alone, until its try has failed (U10)."""
+        busy = (x.desk.given.values() for x in self.desks() if x.tracker.in_hand > x.failing)
+        return not any(is_alone or any(x.is_alone and x.begun_at is not None for x in given) for given in busy)
 
     def wants(self, max_messages: int, fill_ms: float, now: float) -> None:
         """The program asks for batches of at most max_messages, each read for fill_ms at most."""

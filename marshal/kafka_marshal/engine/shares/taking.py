@@ -15,6 +15,10 @@ from kafka_marshal.engine.shares.timing import Free, count, drawn_wait, worth_it
 from rationalizer.limits import MAX_SETTLED_OFFSETS
 from rationalizer.wire.records import Take
 
+#: While nothing succeeds here: after this time (ms) more is taken of a partition of which this member has messages, up
+#: to this number.
+PROBE_MS, MOST_FAILING = 200.0, 1_000
+
 #: A take that is due within this time (ms) is waited for in the log, not in the reader of messages.
 SOON_MS = 60.0
 
@@ -24,6 +28,10 @@ class Taker(Protocol):
 
     key: Key
     desk: Desk
+
+    @property
+    def failing(self) -> int:
+        """How many messages of its batches wait for another try."""
 
     def look(self, now: float) -> None:
         """Take over what our replica shows, if that may have changed."""
@@ -40,6 +48,10 @@ class Work(Protocol):
 
     def takers(self) -> Iterator[Taker]:
         """All shares that are held."""
+
+    @property
+    def are_all_failing(self) -> bool:
+        """Whether nothing succeeds here."""
 
     @property
     def done_ever(self) -> int: ...
@@ -99,7 +111,9 @@ class Taking:
             shares = list(self._work.takers())
             for share in shares:
                 share.look(now)
-            self.pace.look(self._work.done_ever, self._work.in_hand_now, now)
+            is_working = not self._work.are_all_failing
+            in_hand = self._work.in_hand_now - sum(share.failing for share in shares) if is_working else 0
+            self.pace.look(self._work.done_ever, in_hand, now)
             self._take_at = self._step(shares, now)
             self.due = min([self._take_at, *(share.desk.crowd.look_at for share in shares)])
         finally:
@@ -113,6 +127,8 @@ class Taking:
             self.asked = None  # it was lost; if it was not, the next one takes nothing (B5)
         if (wanted_at := self._wanted_at(shares, now)) > now:
             return wanted_at
+        if self._work.are_all_failing:
+            return self._probe(shares, now)
         found = self._most_free(shares, now)
         if found is None:
             return inf
@@ -129,6 +145,20 @@ class Taking:
         self._take(share, count(free, speed), now)
         return now + self._again_ms
 
+    def _probe(self, shares: Sequence[Taker], now: float) -> float:
+        """Nothing succeeds here: look whether something does in other partitions, or further on. Returns when again.
+
+        Each batch is as large as all before it: a burst of bad messages is passed soon, and an outage takes few.
+        """
+        in_hand = {share.key: sum(each.size for each in share.desk.given.values()) for share in shares}
+        probe_at = self._taken_at + PROBE_MS
+        fit = [x for x in shares if not in_hand[x.key] or (now >= probe_at and in_hand[x.key] < MOST_FAILING)]
+        if (found := self._most_free(fit, now)) is None:
+            return probe_at if now < probe_at else inf
+        share = found[0]
+        self._take(share, min(self.pace.max_messages, 1 + in_hand[share.key]), now)
+        return now + self._again_ms
+
     def _take(self, share: Taker, messages: int, now: float) -> None:
         desk = share.desk
         offsets = min(desk.offsets_for(messages), MAX_SETTLED_OFFSETS)
@@ -140,13 +170,16 @@ class Taking:
     def _wanted_at(self, shares: Sequence[Taker], now: float) -> float:
         """When another batch is wanted: none waits, and less than half of one is left, or than there are handlers."""
         given: list[Given] = [each for share in shares for each in share.desk.given.values()]
-        left = sum(share.desk.left for share in shares)
+        failing = sum(share.failing for share in shares)
+        left = sum(share.desk.left for share in shares) - failing
         self.news_at = max(1, left // 4)
         if not left:
             return now
         began = [each.begun_at for each in given if each.begun_at is not None]
-        if len(began) < len(given) or any(each.is_alone for each in given):
+        if len(began) < len(given) or sum(each.is_alone for each in given) > failing:
             return inf
+        if self._work.are_all_failing:
+            return now
         half = max(each.size for each in given) / 2 if given else 0.0
         handlers = self._work.handlers
         if left < max(half, handlers):  # no handler is free while others wait, or hang
@@ -157,11 +190,11 @@ class Taking:
         return max(began) + (left - half) / max(self.pace.speed.rate, 1e-6)
 
     def _most_free(self, shares: Sequence[Taker], now: float) -> tuple[Taker, Free] | None:
-        best: tuple[float, Taker, Free] | None = None
+        best: tuple[tuple[bool, float], Taker, Free] | None = None
         for share in shares:
             crowd, new = share.desk.crowd, share.desk.shelf.new(share.desk.free_from)
             messages = crowd.again + new.messages
-            if messages and share.may_take(now) and (best is None or messages / crowd.idle > best[0]):
-                free = Free(messages, min(crowd.since, new.since), crowd.sharers, crowd.idle)
-                best = messages / crowd.idle, share, free
+            rank = not share.failing, messages / crowd.idle  # what fails waits for what may succeed
+            if messages and share.may_take(now) and (best is None or rank > best[0]):
+                best = rank, share, Free(messages, min(crowd.since, new.since), crowd.sharers, crowd.idle)
         return None if best is None else (best[1], best[2])

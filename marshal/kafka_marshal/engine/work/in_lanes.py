@@ -178,6 +178,17 @@ class InLanes:
         return 0 if self.lanes is None else self.lanes.waiting(assignment.key)
 
     @reading
+    def failing(self, assignment: Assignment) -> int:
+        """How many messages of a partition wait for another try."""
+        return 0 if self.lanes is None else self.lanes.failing(assignment.key)
+
+    @property
+    @reading
+    def are_all_failing(self) -> bool:
+        """Whether nothing succeeds: tries begin one at a time."""
+        return self.lanes is not None and self.lanes.pace_ms is not None
+
+    @reading
     def is_with_handler(self, key: Key) -> bool:
         """Whether a handler has a message of this partition, of whichever assignment."""
         return self.lanes is not None and self.lanes.is_running(key)

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Protocol
 
 from kafka_marshal.engine.work.assignment import Assignment
+from kafka_marshal.engine.work.behind import HANGS_MS
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 from kafka_marshal.types import BatchToken
@@ -90,8 +91,8 @@ class Partition:
     """The lanes of one partition."""
 
     __slots__ = (
-        *("assignment", "closes_to", "done_to", "finish_to", "lanes", "parked", "running", "skipped", "started"),
-        *("tried", "unlogged", "up_to"),
+        *("assignment", "closes_to", "done_to", "finish_to", "lanes", "parked", "probe", "running", "skipped"),
+        *("started", "tried", "tried_at", "unlogged", "up_to"),
     )
 
     def __init__(self, assignment: Assignment) -> None:
@@ -110,6 +111,9 @@ class Partition:
         self.started: set[Lane] = set()
         #: Lanes whose turn came while nothing might be handed out (T4), or only messages below theirs.
         self.parked: list[Lane] = []
+        #: When the latest try began (ms, own clock); and, while nothing succeeds, the lane that may begin the next one.
+        self.tried_at: float = -inf
+        self.probe: Lane | None = None
         #: Tries of messages above this offset do not begin.
         self.up_to: float = inf
         #: Tries of messages up to this offset begin though the partition is held up (X13).
@@ -134,3 +138,34 @@ class Partition:
         """The offsets of its messages that handlers have."""
         messages = (lane.message for lane in self.running if lane.assignment is assignment)
         return sorted(offset_of(message) for message in messages if message is not None)
+
+    def waits(self, lane: Lane | None, now: float, pace_ms: float, failing_since: float) -> bool:
+        """While nothing succeeds: whether no try may begin now, but for one of this lane.
+
+        A handler that hangs holds no others up for ever.
+        """
+        if (lane is not None and lane is not self.probe) or now < max(self.tried_at, failing_since) + pace_ms:
+            return True
+        return any(now < each.began + HANGS_MS for each in self.running)
+
+    def choose_probe(self, lanes: list[Lane]) -> list[Lane]:
+        """Choose, and take out, the lane that shows first whether anything succeeds: with the newest untried message.
+
+        (What was written last is the least like what has failed; and no good message waits for a bad one's back-off.)
+        """
+        if not lanes:
+            return []
+        self.probe = found = max(lanes, key=_as_a_probe)
+        self.parked.remove(found)
+        return [found]
+
+    def has_left(self, offset: int) -> bool:
+        """Whether a handler still has a message that was taken away from it."""
+        running = (x.message for x in self.running if x.assignment is not self.assignment and x.message is not None)
+        return any(offset_of(message) == offset for message in running)
+
+
+def _as_a_probe(lane: Lane) -> tuple[bool, float]:
+    if not lane.since and lane.message is not None:
+        return True, offset_of(lane.message)
+    return False, -lane.began

@@ -44,8 +44,10 @@ class Lanes:
 
         grace_ms: the lease is lost this long after ``handler_timeout``, at which the handler is cancelled.
         """
-        #: Most tries fail: one begins at a time, and none before this (ms, own clock); None: as many as handlers.
-        self.next_at: float | None = None
+        #: Nothing succeeds: of each partition one try begins at a time, this long (ms) after the one before; None: as
+        #: many as there are handlers. And since when (ms, own clock).
+        self.pace_ms: float | None = None
+        self.failing_since: float = 0.0
         #: How many handlers the run has; the most tries that owners begin of a message.
         self.concurrency: int = 1
         self.most_tries: int | None = None
@@ -91,7 +93,7 @@ class Lanes:
         """
         with self._lock:
             self.owner, self.is_ended, self.ready, self.is_durable = owner, False, 0, is_durable
-            self.next_at, self.concurrency, self.most_tries = None, concurrency, most_tries
+            self.pace_ms, self.concurrency, self.most_tries = None, concurrency, most_tries
             self._alone.clear()
 
     @property
@@ -103,11 +105,13 @@ class Lanes:
         """This run has ended."""
         with self._lock:
             if self.owner is owner:
-                self.owner, self.is_ended, self.next_at = None, True, None
+                self.owner, self.is_ended, self.pace_ms = None, True, None
 
-    def pace(self, next_at: float | None) -> None:
-        """Begin one try at a time, and none before this (ms, own clock); None: as many as there are handlers."""
-        self.next_at = next_at
+    def pace(self, pace_ms: float | None, now: float) -> None:
+        """Begin one try of a partition at a time, this long (ms) after the one before; None: as many as handlers."""
+        if self.pace_ms is None:
+            self.failing_since = now
+        self.pace_ms = pace_ms
 
     def put(
         self,
@@ -162,8 +166,8 @@ class Lanes:
             if message is None or lane.running:
                 return None
             partition, offset = lane.partition, offset_of(message)
-            stops = owner.is_ending or (self._stop and offset > partition.closes_to) or self._waits(now)
-            stops = stops or self._is_held_for_others(lane, now)
+            stops = owner.is_ending or (self._stop and offset > partition.closes_to)
+            stops = stops or self._waits(partition, now, lane) or self._is_held_for_others(lane, now)
             if stops or not partition.may_begin(lane, offset, now):
                 lane.partition.parked.append(lane)
                 return None
@@ -173,6 +177,7 @@ class Lanes:
                 lane.since = now
                 lane.partition.started.add(lane)
             lane.partition.running.add(lane)
+            partition.tried_at, partition.probe = now, None
             self.running += 1
             return message
 
@@ -203,11 +208,11 @@ class Lanes:
         with self._lock:
             is_ending = self.is_ended or self._stop or self.owner is None or self.owner.is_ending
             waiting = next((place for place, has_ended in self._alone.items() if not has_ended), None)
-            if waiting is None or self.running or is_ending or self._waits(now):
+            if waiting is None or self.running or is_ending:
                 return None
             key, offset = waiting
             partition = self._partitions.get(key)
-            if partition is None or offset not in partition.unlogged:
+            if partition is None or offset not in partition.unlogged or self._waits(partition, now):
                 return None
             if now >= partition.assignment.lease.hand_out_until:
                 return None
@@ -229,11 +234,16 @@ class Lanes:
         is_its_lane = lane.assignment.key == key and _has((lane.message, *(lane.rest or ())), offset)
         return not is_its_lane or self.running > 0
 
-    def _waits(self, now: float) -> bool:
-        """Whether no try may begin now, since most of them fail. A handler that hangs holds no others up for ever."""
-        if self.next_at is None or now < self.next_at:
-            return self.next_at is not None
-        return _are_at_work(self._partitions.values(), now)
+    def _waits(self, partition: Partition, now: float, lane: Lane | None = None) -> bool:
+        """Whether no try of a partition (lane: none but that of its probe) may begin now, since nothing succeeds."""
+        pace_ms = self.pace_ms
+        return pace_ms is not None and partition.waits(lane, now, pace_ms, self.failing_since)
+
+    def _is_open(self, lane: Lane, now: float) -> bool:
+        """Whether a lane that waits may begin."""
+        if lane.message is None or not lane.partition.may_begin(lane, offset_of(lane.message), now):
+            return False
+        return not self._is_held_for_others(lane, now)
 
     def done(self, lane: Lane, owner: Owner) -> bool:
         """The message of a running lane is done. Returns whether the lane is ready again, for workers of this run."""
@@ -241,6 +251,7 @@ class Lanes:
             partition, message, assignment = lane.partition, lane.message, lane.assignment
             if message is not None and assignment is partition.assignment:
                 offset = offset_of(message)
+                partition.skipped.discard(offset)
                 if assignment.lease.is_cut_whole:
                     partition.done_to = max(partition.done_to, offset)
                 if (assignment.key, offset) in self._alone and not assignment.over:
@@ -428,14 +439,16 @@ class Lanes:
                 lease = partition.assignment.lease
                 is_held_up = max(partition.finish_to, partition.closes_to) < 0
                 until = lease.hand_out_until if is_held_up else lease.proven_until
-                if partition.parked and now < until:
-                    parked, partition.parked = partition.parked, []
-                    for lane in parked:
-                        if lane.message is not None:
-                            is_open = partition.may_begin(lane, offset_of(lane.message), now)
-                            is_open = is_open and not (self.next_at is not None and (found or self._waits(now)))
-                            is_open = is_open and not self._is_held_for_others(lane, now)
-                            (found if is_open else partition.parked).append(lane)
+                if not partition.parked or now >= until:
+                    continue
+                if self.pace_ms is not None:
+                    fit = [] if self._waits(partition, now) else [x for x in partition.parked if self._is_open(x, now)]
+                    found += partition.choose_probe(fit)
+                    continue
+                parked, partition.parked = partition.parked, []
+                for lane in parked:
+                    if lane.message is not None:
+                        (found if self._is_open(lane, now) else partition.parked).append(lane)
             self.ready += sum(lane.number == 1 for lane in found)
         return found
 
@@ -478,6 +491,12 @@ class Lanes:
             partition = self._partitions.get(key)
             lanes = () if partition is None else partition.lanes.values()
             return sum(len(x.rest or ()) + (x.message is not None and not x.running) for x in lanes)
+
+    def failing(self, key: Key) -> int:
+        """How many messages of a partition wait for another try."""
+        with self._lock:
+            partition = self._partitions.get(key)
+            return 0 if partition is None else len(partition.started - partition.running)
 
     def is_running(self, key: Key) -> bool:
         """Whether a message of a partition is with a handler."""
@@ -560,19 +579,13 @@ class Lanes:
                 offset, since, message = min(started, key=lambda one: one[:2])
                 if now >= since + longer_than:
                     about = assignment.tracker.in_hand, assignment.releasing
-                    why = given_up(message) if _has_left(partition, offset) else ""
+                    why = given_up(message) if partition.has_left(offset) else ""
                     found.append(HeldBack(topic, number, offset, message.key(), now - since, *about, why=why))
         return tuple(sorted(found, key=lambda one: one[:2]))
 
 
 def _has(messages: Iterable[Message], offset: int) -> bool:
     return any(offset_of(message) == offset for message in messages)
-
-
-def _has_left(partition: Partition, offset: int) -> bool:
-    """Whether a handler still has a message that was taken away from it."""
-    running = (x for x in partition.running if x.assignment is not partition.assignment and x.message is not None)
-    return any(offset_of(lane.message) == offset for lane in running if lane.message is not None)
 
 
 def _are_at_work(partitions: Iterable[Partition], now: float) -> bool:
