@@ -167,6 +167,33 @@ def test_u1_a_try_that_is_logged_alone_and_never_began_is_taken_back(kind: str) 
         assert tries(net, kind) == {0: MOST - 1, 1: MOST - 1}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_u1_six_deploys_during_a_long_handler_count_nothing(kind: str) -> None:
+    """Each worker ends in order while its handlers are at work: no handler has died, and no message is CRASHED."""
+    net = net_with()
+    left_by_another(net, kind)
+    for number in range(6):
+        worker = Worker(net, f"w{number}", kind)
+        worker.holds()
+        worker.run_until(lambda found=worker: len(found.begun) == 4)
+        assert set(tries(net, kind).values()) == {1}
+        worker.run(3 * HI)
+        worker.close()
+        assert set(tries(net, kind).values()) == {0}
+
+
+def test_u1_what_a_handler_raised_for_before_a_deploy_stays_counted() -> None:
+    net = net_with(end=1)
+    worker = Worker(net, "w")
+    worker.holds()
+    worker.run_until(lambda: worker.begun)
+    worker.failed(0, 10)
+    worker.run_until(lambda: worker.begun)
+    worker.run(2 * HI)
+    worker.close()
+    assert tries(net) == {0: 1}
+
+
 def test_u1_a_try_that_never_began_is_taken_back_when_the_lease_is_lost_by_the_own_clock() -> None:
     """Its record counts while no other member has the partition: a bad network makes no message CRASHED."""
     net = net_with()

@@ -101,7 +101,8 @@ class Taking:
                 share.look(now)
             self.pace.look(self._work.done_ever, self._work.in_hand_now, now)
             self._take_at = self._step(shares, now)
-            self.due = min([self._take_at, *(share.desk.crowd.look_at for share in shares)])
+            rests = (share.desk.rests_until for share in shares if now < share.desk.rests_until)
+            self.due = min([self._take_at, *(share.desk.crowd.look_at for share in shares), *rests])
         finally:
             self._is_stepping = False
 
