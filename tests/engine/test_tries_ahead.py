@@ -329,6 +329,27 @@ def test_u2_while_most_tries_fail_few_of_them_are_logged_and_none_is_refused() -
     assert tries(net) == {0: MOST - 1}
 
 
+def test_h5_what_the_log_has_no_room_for_is_not_sent_until_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten messages wait for their next try, and three may be open: the other seven cost nothing."""
+    for module in ("kafka_marshal.engine.work.settling", "rationalizer.settling"):
+        monkeypatch.setattr(f"{module}.MAX_HOLES", 3)
+    net = net_with(end=10)
+    worker = Worker(net, "w", concurrency=10)
+    worker.holds()
+    worker.run_until(lambda: len(worker.begun) == 10)
+    for offset in range(10):
+        worker.failed(offset, 1e9)
+    worker.run(2 * HI)
+    assert len(holes(net)) == 3
+    before = len(net.records(SettlingMessages))
+    worker.run(20 * HI)
+    assert len(net.records(SettlingMessages)) == before
+    assert len([text for text in worker.member.warnings if "which is the limit" in text]) == 1
+    net.write(SettlingMessages("z/1", "z", "g", *T0, None, 10**9, ((0, 0),)), 0)
+    worker.run(3 * HI)
+    assert sorted(holes(net)) == [1, 2, 3]
+
+
 def test_u4_what_is_wanted_while_our_own_record_is_under_way_goes_out_after_it() -> None:
     """A replica that is late: the second try is not sent with a ``seen`` below the record of the first."""
     net = net_with(end=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,6 +17,7 @@ from kafka_marshal.observe.rows import (
     span_text,
 )
 from kafka_marshal.observe.text import count, span
+from rationalizer.limits import MAX_HOLES
 
 if TYPE_CHECKING:
     from kafka_marshal.observe.rows import (
@@ -100,6 +102,52 @@ def deleted_text(rows: list[LeaseRow]) -> str:
     )
 
 
+#: The reason of messages that workers did not survive, or did not end.
+CRASHED: Final = "CRASHED"
+
+
+def crowded(group: GroupRow) -> dict[tuple[str, int], int]:
+    """Partitions with more than half of the open messages that they may have (H5) → how many."""
+    counted: Counter[tuple[str, int]] = Counter()
+    for row in group.leases:
+        counted[row.topic, row.partition] += len(row.open)
+    return {key: amount for key, amount in counted.items() if 2 * amount > MAX_HOLES}
+
+
+def limit(group: GroupRow, rows: list[LeaseRow], amount: int, most: int, of: str = "a partition") -> Problem:
+    """The problem that these have that many of the open messages that they may have."""
+    means = "At the limit nothing more is set aside, and nothing of it is delivered until some are done"
+    if amount >= most:
+        means = (
+            "What fails for good can't be set aside any more, and then nothing of it is delivered until some are done"
+        )
+    text = (
+        f"{places(rows)}: {amount:,} of {most:,} open messages that {of} may have. {means}. Nothing is lost. Mend what "
+        f"makes them fail, then redrive or discard some: kafka-marshal open-messages {shlex.quote(group.group)}"
+    )
+    return Problem(group.group, "holes", text, len(rows), rows)
+
+
+def _full(group: GroupRow) -> Iterator[Problem]:
+    """Partitions at the limit, of which nothing is delivered: no worker hangs."""
+    for key, amount in crowded(group).items():
+        if amount >= MAX_HOLES:
+            yield limit(group, [row for row in group.leases if (row.topic, row.partition) == key], amount, MAX_HOLES)
+
+
+def _crashed(group: GroupRow) -> Iterator[Problem]:
+    """Messages that were set aside though no handler has failed with them: that is news from the first one on."""
+    amounts = [(row, sum(each.parked == CRASHED for each in row.open)) for row in group.leases]
+    if rows := [row for row, amount in amounts if amount]:
+        total = sum(amount for _, amount in amounts)
+        text = (
+            f"{places(rows)}: {count(total, 'message')} set aside as {CRASHED}: workers began each several times, and "
+            "died or did not end. No worker gets them until you decide: kafka-marshal open-messages "
+            f"{shlex.quote(group.group)} --parked lists them, redrive or discard ends them"
+        )
+        yield Problem(group.group, "parked", text, total, rows)
+
+
 def problems_of(
     group: GroupRow,
     max_lag: int | None = None,
@@ -109,8 +157,8 @@ def problems_of(
 ) -> list[Problem]:
     """All problems of the group, the worst first."""
     name = group.group
-    found = [*_standing_still(group), *_held_back(group), *_members(group, max_silence_ms)]
-    found += _old_cuts(group, max_cut_ms)
+    found = [*_full(group), *_standing_still(group), *_held_back(group), *_members(group, max_silence_ms)]
+    found += [*_old_cuts(group, max_cut_ms), *_crashed(group)]
     free = [row for row in group.unheld if row.client is None and not row.no_topic]
     if free and not group.is_over:
         found.append(Problem(name, "no_holder", _unheld_text(group, free), len(free), free))
@@ -175,8 +223,9 @@ def _standing_still(group: GroupRow) -> Iterator[Problem]:
 
 def _held_back(group: GroupRow) -> Iterator[Problem]:
     """One problem for each partition: progress elsewhere hides it from all figures of a worker."""
+    full = {id(row) for each in _full(group) for row in each.partitions}
     for row in group.leases:
-        if row.held_back:
+        if row.held_back and id(row) not in full:
             text = (
                 f"{places([row])}: {row.held_back}. See {row.client}'s log. If its handler hangs: kafka-marshal evict "
                 f"{shlex.quote(group.group)} --member {shlex.quote(row.client or '')} --force (what it has in hand is "

@@ -590,6 +590,7 @@ class SharedConsumer(ConsumerEngine):
         assignment = self.assignments.get(key)
         if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
             assignment.tracker.moved.fetched += len(messages)
+            assignment.watch.quiet = None  # what is given back is read again, from the same offset
             assignment.put(messages)
 
     def reached(self, key: Key, end: int, now: float) -> None:

@@ -155,7 +155,7 @@ class OpenMessages:
     def refused(self, entries: Settles, answers: Sequence[str]) -> list[tuple[int, str]]:
         """Our own record was applied: the rejected offsets, with the codes."""
         refused = self.settling.refused(entries, answers)
-        self.is_full = any(code == codes.MAX_INDIVIDUAL_COMMIT_REACHED for _, code in refused)
+        self.is_full = self.is_full or any(code == codes.MAX_INDIVIDUAL_COMMIT_REACHED for _, code in refused)
         return refused
 
     def _settled(self, settled: Settled) -> None:

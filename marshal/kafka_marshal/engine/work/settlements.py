@@ -201,27 +201,32 @@ class Settlements:
         self.note(assignment, ends=ends)
         opened = assignment.open
         if opened is None or not len(opened.settling):
+            if opened is not None:
+                opened.is_full = False
             return
         progress = self._consumer.source.view.whole_progress(assignment.key)
         opened.look(progress)
         held = self.held(assignment, opened.settling, progress, now)
-        opened.is_full = opened.is_full or bool(held)
+        opened.is_full = bool(held)
         entries = opened.settling.entries(progress, now, assignment.lease.heartbeat_interval_ms, held)
         if entries is not None:
             self._consumer.source.reports.settle(assignment.lease, entries, now)
 
     def held(self, assignment: Assignment, wanted: Settling, progress: Progress | None, now: float) -> list[int]:
-        """The offsets that are to be set aside, and are not: the CP has too many open messages. Says so."""
+        """The offsets of which nothing is sent: the partition, or its CP, has too many open messages. Says so."""
+        full = wanted.beyond_limit(progress)
+        if full:
+            self.refused(assignment, full[0], codes.MAX_INDIVIDUAL_COMMIT_REACHED, now)
         parks = wanted.new_parks(progress)
         if not parks:
-            return parks
+            return full
         cp = assignment.lease.cp
         if self._counted.get(cp, (-inf, False))[0] != now:
             self._counted[cp] = now, self._consumer.source.view.hole_count(cp) >= MANY_HOLES
         if not self._counted[cp][1]:
-            return []
+            return full
         self.refused(assignment, parks[0], CROWDED, now)
-        return parks
+        return [*full, *(each for each in parks if each not in full)]
 
     def report(self, assignment: Assignment) -> None:
         """Report open messages that are gone from the log."""
