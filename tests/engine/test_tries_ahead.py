@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -82,6 +83,10 @@ class Worker:
             return condition()
 
         self.net.run_until(is_met)
+
+    def has_begun(self, number: int) -> bool:
+        """Whether so many messages are with handlers."""
+        return len(self.begun) == number
 
     def holds(self) -> None:
         """Wait until it has the partition."""
@@ -175,7 +180,7 @@ def test_u1_six_deploys_during_a_long_handler_count_nothing(kind: str) -> None:
     for number in range(6):
         worker = Worker(net, f"w{number}", kind)
         worker.holds()
-        worker.run_until(lambda found=worker: len(found.begun) == 4)
+        worker.run_until(partial(worker.has_begun, 4))
         assert set(tries(net, kind).values()) == {1}
         worker.run(3 * HI)
         worker.close()

@@ -214,16 +214,6 @@ class SharedAssignment(Assignment):
         return BatchRun(self, messages, covers_from, iterating, now, given)
 
 
-def aside_of(run: BatchRun) -> set[int]:
-    """The offsets of its messages that the program has set aside."""
-    assignment = cast("SharedAssignment", run.assignment)
-    found = {each.last for each in assignment.desk.settling if each.kind is Kind.PARKED}
-    lease = assignment.consumer.shares.lease_of(assignment.key)
-    holes = [] if lease is None else lease.progress.open
-    found |= {hole.first for hole in holes if hole.is_parked and hole.since > run.token}
-    return found & {offset_of(message) for message in run.messages}
-
-
 class SharedDelivery(Delivery):
     """The hand-out side of a consumer that shares its partitions."""
 
