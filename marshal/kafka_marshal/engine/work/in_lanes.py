@@ -12,7 +12,7 @@ from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.hot_keys import LoopKeys
 from kafka_marshal.engine.work.lanes import Handlers, HeldBack, Lane, Lanes, Owner
 from kafka_marshal.engine.work.memory import InFlight
-from kafka_marshal.engine.work.open_messages import Try, Wary, hash_of, take_back
+from kafka_marshal.engine.work.open_messages import Try, Wary, hash_of, is_mine, take_back
 from kafka_marshal.engine.work.purgatory import Purgatory
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
@@ -215,7 +215,7 @@ class InLanes:
         if not self.is_durable:
             return []
         found = [Try(*each) for each in self._tries(assignment, assignment.tracker.blocking(BLOCKED), ends)]
-        return [each for each in found if each.attempts or assignment.opened.is_mine(each.offset)]
+        return [each for each in found if each.attempts or is_mine(assignment.opened, each.offset)]
 
     def skip(self, assignment: Assignment, offset: int) -> None:
         """An operator has set this message aside: no handler gets it again; one that has it may finish."""

@@ -310,10 +310,6 @@ class OpenMessages:
         self.log_tries([Try(offset, mine.attempts + 1, hashed)], are_ahead=True)
         return True
 
-    def is_mine(self, offset: int) -> bool:
-        """Whether this message is open in the log, or is to be, and was fetched here."""
-        return offset in self._mine
-
     def park(self, offset: int, covers_from: int, hashed: int, attempts: int, reason: str) -> None:
         """Set a message aside."""
         self.is_urgent = self.is_urgent or offset in self.ahead
@@ -333,6 +329,11 @@ class OpenMessages:
 
 def _first_of(mine: Mine) -> int:
     return mine.first
+
+
+def is_mine(opened: OpenMessages, offset: int) -> bool:
+    """Whether this message is open in the log, or is to be, and was fetched here."""
+    return offset in opened._mine
 
 
 def take_back(opened: OpenMessages, messages: Iterable[Message]) -> bool:
