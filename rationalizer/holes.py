@@ -143,7 +143,7 @@ class Holes:
         What holes at the ends have beyond stays as it is, and equal neighbours are one. Changes nothing.
         """
         items = self._items
-        left = bisect_right(self._firsts, first) - 1
+        left = bisect_left(self._firsts, first) - 1
         if left < 0 or items[left].last < first - 1:
             left += 1
         right = bisect_right(self._firsts, last + 1, left)

@@ -11,8 +11,8 @@ import pytest
 from kafka_marshal.engine import consumer_inputs as given
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer, SharedDelivery
-from kafka_marshal.engine.shares.desk import CRASHED
 from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.engine.work.settlements import CRASHED
 from kafka_marshal.engine.work.settling import Settling
 from rationalizer import Record, SettlingMessages, Upgrade, World
 from rationalizer.levels import SHARING_LEVEL

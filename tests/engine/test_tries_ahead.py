@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -82,6 +83,10 @@ class Worker:
             return condition()
 
         self.net.run_until(is_met)
+
+    def has_begun(self, number: int) -> bool:
+        """Whether so many messages are with handlers."""
+        return len(self.begun) == number
 
     def holds(self) -> None:
         """Wait until it has the partition."""
@@ -165,6 +170,33 @@ def test_u1_a_try_that_is_logged_alone_and_never_began_is_taken_back(kind: str) 
         assert not worker.begun
         worker.close()
         assert tries(net, kind) == {0: MOST - 1, 1: MOST - 1}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_u1_six_deploys_during_a_long_handler_count_nothing(kind: str) -> None:
+    """Each worker ends in order while its handlers are at work: no handler has died, and no message is CRASHED."""
+    net = net_with()
+    left_by_another(net, kind)
+    for number in range(6):
+        worker = Worker(net, f"w{number}", kind)
+        worker.holds()
+        worker.run_until(partial(worker.has_begun, 4))
+        assert set(tries(net, kind).values()) == {1}
+        worker.run(3 * HI)
+        worker.close()
+        assert set(tries(net, kind).values()) == {0}
+
+
+def test_u1_what_a_handler_raised_for_before_a_deploy_stays_counted() -> None:
+    net = net_with(end=1)
+    worker = Worker(net, "w")
+    worker.holds()
+    worker.run_until(lambda: worker.begun)
+    worker.failed(0, 10)
+    worker.run_until(lambda: worker.begun)
+    worker.run(2 * HI)
+    worker.close()
+    assert tries(net) == {0: 1}
 
 
 def test_u1_a_try_that_never_began_is_taken_back_when_the_lease_is_lost_by_the_own_clock() -> None:
@@ -300,6 +332,27 @@ def test_u2_while_most_tries_fail_few_of_them_are_logged_and_none_is_refused() -
     again.failed(0, 9 * HI)
     again.close()
     assert tries(net) == {0: MOST - 1}
+
+
+def test_h5_what_the_log_has_no_room_for_is_not_sent_until_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten messages wait for their next try, and three may be open: the other seven cost nothing."""
+    for module in ("kafka_marshal.engine.work.settling", "rationalizer.settling"):
+        monkeypatch.setattr(f"{module}.MAX_HOLES", 3)
+    net = net_with(end=10)
+    worker = Worker(net, "w", concurrency=10)
+    worker.holds()
+    worker.run_until(lambda: len(worker.begun) == 10)
+    for offset in range(10):
+        worker.failed(offset, 1e9)
+    worker.run(2 * HI)
+    assert len(holes(net)) == 3
+    before = len(net.records(SettlingMessages))
+    worker.run(20 * HI)
+    assert len(net.records(SettlingMessages)) == before
+    assert len([text for text in worker.member.warnings if "which is the limit" in text]) == 1
+    net.write(SettlingMessages("z/1", "z", "g", *T0, None, 10**9, ((0, 0),)), 0)
+    worker.run(3 * HI)
+    assert sorted(holes(net)) == [1, 2, 3]
 
 
 def test_u4_what_is_wanted_while_our_own_record_is_under_way_goes_out_after_it() -> None:

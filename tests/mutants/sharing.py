@@ -64,6 +64,13 @@ SHARING: tuple[Mutation, ...] = (
     Mutation(
         "neighbours of other attempts are one hole", "_merged", _MERGES, "if before.last + 1 == hole.first:", "H1"
     ),
+    Mutation(
+        "a neighbour is not joined if a hole began between them",
+        "Holes.plan",
+        "left = bisect_left(self._firsts, first) - 1",
+        "left = bisect_right(self._firsts, first) - 1",
+        "H1",
+    ),
     Mutation("a position drops what is parked", "Holes.parked_through", _PARKED, "return []", "C11"),
     Mutation(
         "a position leaves what is parked above it",

@@ -11,6 +11,7 @@ from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.cli.status import _group_state
 from kafka_marshal.node.coordination_topic import required_settings
 from kafka_marshal.observe import open_problems as module
+from kafka_marshal.observe import problems
 from kafka_marshal.observe.meter import Meter
 from kafka_marshal.observe.open_problems import crowded_text, open_problems, open_text
 from kafka_marshal.observe.problems import _waiting, problems_of
@@ -103,17 +104,80 @@ def test_what_is_set_aside_is_counted_and_too_much_of_it_is_a_problem(scene: Sce
     assert scene.check(max_parked_ms=100_000) == []
 
 
+def check_pruned(scene: Scene, before: int, **limits: int) -> list[tuple[str, int, str]]:
+    """What `check` says where the log begins at that offset: the state is that of a snapshot."""
+
+    def judge(view: View, row: GroupRow) -> list[tuple[str, int, str]]:
+        scene.cluster.broker.delete_records(LOG, 0, before)
+        found = open_problems(scene.cluster.connect("check"), view, row, **limits)
+        return [(each.kind, each.amount, each.text) for each in found]
+
+    found: list[tuple[str, int, str]] = scene.group(judge)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("later", "most", "means"), [(0, 30, "up to 1 min"), (30, 50, "can't be known"), (30, 200, "")]
+)
+def test_a_prune_makes_nothing_that_is_set_aside_younger(scene: Scene, later: int, most: int, means: str) -> None:
+    """It is as old as the first record that is left; where that is too young, and its message is not, it says so."""
+    park(scene)
+    scene.now += later * 1000
+    before = scene.append(Heartbeat(*W2, DATA, 1, 0, None))
+    scene.now += (60 - later) * 1000
+    found = check_pruned(scene, before, max_parked_ms=most * 1000)
+    if not means:
+        assert found == []  # the messages themselves are younger
+        return
+    ((kind, amount, text),) = found
+    assert (kind, amount) == ("parked", 2)
+    assert means in text
+
+
+def test_a_batch_that_hangs_is_named_after_a_prune(scene: Scene) -> None:
+    first, second = share(scene)
+    beats = Heartbeat(*W1, DATA, 0, first, None), Heartbeat(*W2, DATA, 0, second, None)
+    before = scene.append(*beats)
+    scene.now += 70_000
+    scene.append(*beats)
+    found = check_pruned(scene, before)
+    assert [each[0] for each in found] == ["stuck_batch", "stuck_batch"]
+
+
+def test_messages_that_fail_for_ever_are_a_problem_however_often_they_are_tried(scene: Scene) -> None:
+    """With Retry(attempts=None) each try is a record: none waits for long."""
+    epoch = scene.append(ClaimingPartition(*W1, DATA, 0, 60_000))
+    scene.append(SettlingMessages(*W1, DATA, 0, epoch, 99, open=((7, 7, 1, 9),)))
+    assert scene.check() == []
+    scene.append(SettlingMessages(*W1, DATA, 0, epoch, 99, open=((7, 7, 1, 10),)))
+    ((kind, amount, text),) = scene.check()
+    assert (kind, amount) == ("stuck_try", 1)
+    assert text.startswith("orders 0: 1 message has failed 10 times or more")
+
+
+def test_the_first_message_that_is_set_aside_as_crashed_is_a_problem(scene: Scene) -> None:
+    park(scene)
+    assert "parked" not in [each.kind for each in problems_of(scene.group(lambda view, row: row))]
+    epoch = scene.append(ClaimingPartition(*W1, DATA, 0, 60_000))
+    scene.append(SettlingMessages(*W1, DATA, 0, epoch, 99, parked=((7, 1, 5, "CRASHED"),)))
+    (problem,) = [x for x in problems_of(scene.group(lambda view, row: row)) if x.kind == "parked"]
+    assert problem.amount == 1
+    assert problem.text.startswith("orders 0: 1 message set aside as CRASHED")
+
+
 def test_a_list_that_is_half_full_or_full_is_a_problem(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the limit of open messages and at it: `check`, `status` and `group` say so (H5)."""
     park(scene)
     for most, means in ((6, None), (5, "At the limit nothing more is set aside"), (3, "can't be set aside any more")):
         monkeypatch.setattr(module, "MAX_HOLES", most)
+        monkeypatch.setattr(problems, "MAX_HOLES", most)
         row = scene.group(lambda view, row: row)
         if means is None:
             assert scene.check() == []
             assert crowded_text(row) == []
             continue
-        ((kind, _, text),) = scene.check()
+        found = [(each.kind, 0, each.text) for each in problems_of(row)]
+        ((kind, _, text),) = scene.check() or found[:1]  # at the limit it comes before all else
         assert kind == "holes"
         assert text.startswith(f"orders 0: 3 of {most} open messages that a partition may have.")
         assert means in text

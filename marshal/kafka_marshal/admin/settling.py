@@ -75,6 +75,8 @@ class _Plan:
     #: Of messages to be parked whose hole has no key hash.
     hashes: dict[Place, int] = field(default_factory=dict)
     reasons: Mapping[str, int] = field(default_factory=dict)
+    #: All that are set aside are meant: what another operator settles meanwhile is done, as the two share the work.
+    is_all: bool = False
 
 
 #: Called after each record that the log has shown. For tests.
@@ -118,6 +120,7 @@ def _plan(
     """look: the group's progress of a partition; the lock is held."""
     plan = _Plan(reasons=Counter(each.hole.reason for each in holdings if each.hole.reason is not None))
     if wish.places is None:
+        plan.is_all = True
         plan.todo = [
             ((each.topic, each.partition, each.hole.first), each)
             for each in holdings
@@ -254,7 +257,7 @@ class _Work:
                 elif hole is None if self._action == "discard" else hole is not None and hole.is_parked:
                     self._done.append(place)
                 else:
-                    self._plan.left[place] = _changed(hole)
+                    self._leave(place, hole)
 
     def _hole_at(self, place: Place) -> Hole | None:
         progress = self._session.progress(place[:2])
@@ -287,7 +290,7 @@ class _Work:
         for place, was in chunk:
             hole = now[place]
             if hole is None or hole.since != was.hole.since or hole.owner != was.hole.owner:
-                plan.left[place] = _changed(hole)
+                self._leave(place, hole)
             else:
                 todo.append((place, hole))
         ends = [place for place, _ in todo if self._action == "discard" or place in plan.gone]
@@ -334,8 +337,10 @@ class _Work:
             elif code == codes.FENCED and were[place].hole.owner != NO_OWNER:
                 self._asked.append((place, were[place]))
             else:
-                self._plan.left[place] = _changed(hole)
+                self._leave(place, hole)
 
-
-def _changed(now: Hole | None) -> str:
-    return "it changed meanwhile: " + ("it is not open any more" if now is None else f"it is {state_of(now)} now")
+    def _leave(self, place: Place, now: Hole | None) -> None:
+        """This message changed after the plan was made."""
+        if not self._plan.is_all:
+            state = "it is not open any more" if now is None else f"it is {state_of(now)} now"
+            self._plan.left[place] = f"it changed meanwhile: {state}"

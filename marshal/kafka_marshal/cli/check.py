@@ -78,10 +78,12 @@ def check(
                    group that takes checkpoints: although one was complete since
     old cut        messages of a piece wait, and it was not handed in for the last three checkpoints that are kept, or
                    for --max-checkpoint-age: a handler takes longer than drain, or its state can't be saved
-    stuck try      messages have waited for their next try for a minute: their handler hangs, or next to all fails
+    stuck try      messages have waited for their next try for a minute, or have failed ten times: their handler hangs,
+                   or next to all fails, or they fail for ever
     stuck batch    a worker of a shared partition beats and has had a batch for a minute, and 3 heartbeat intervals
     holes          a partition has more than half of the open messages that it may have (10,000)
-    parked         more messages are set aside than --max-parked, or for longer than --max-parked-age
+    parked         a message is set aside as CRASHED (workers died with it, or did not end); or more are set aside
+                   than --max-parked, or for longer than --max-parked-age, or that can't be known (pruned)
     all silent     the members of a group fell silent at the same moment, with all of their log: check Kafka first;
                    this takes the place of what is said of each of them
     gone           a worker that holds partitions is silent for more than 2 of its heartbeat intervals (its session)

@@ -13,8 +13,10 @@ from kafka_marshal.client.consumer import DEFAULT_RETRY, DRAIN_TIMEOUT_S, Consum
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.share_inputs import GiveBackRun, ParkMessage, WantBatches
-from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer, aside_of
+from kafka_marshal.engine.shares.consumer import BatchRun, SharedAssignment, SharedConsumer
 from kafka_marshal.engine.work.pull import Pull
+from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.engine.work.settling import Kind
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.types import BatchToken, Delivery, Start, WhenStuck
 from rationalizer import key_hash
@@ -52,6 +54,16 @@ class ConsumerArguments(TypedDict, Generic[F], total=False):
     on_revoke: F | None
     on_lost: F | None
     config: Mapping[str, object] | None
+
+
+def _aside_of(run: BatchRun) -> set[int]:
+    """The offsets of its messages that the program has set aside."""
+    assignment = cast("SharedAssignment", run.assignment)
+    found = {each.last for each in assignment.desk.settling if each.kind is Kind.PARKED}
+    lease = assignment.consumer.shares.lease_of(assignment.key)
+    holes = [] if lease is None else lease.progress.open
+    found |= {hole.first for hole in holes if hole.is_parked and hole.since > run.token}
+    return found & {offset_of(message) for message in run.messages}
 
 
 class SharedBatch(Batch):
@@ -115,10 +127,14 @@ class SharedBatch(Batch):
 
     def _aside(self) -> set[int]:
         run = cast("BatchRun", self._run)
-        return set() if self._look is None else self._look.read(lambda: aside_of(run), set())
+        return set() if self._look is None else self._look.read(lambda: _aside_of(run), set())
 
     def give_back(self) -> None:
-        """Have others take what is not done of it; that counts as one delivery."""
+        """Have others take what is not done of it; that counts as no delivery, and nothing is set aside for it.
+
+        This member takes nothing of the partition for 100 ms then, twice as long each time in a row, at most a
+        heartbeat interval.
+        """
         self._consumer._say(GiveBackRun(self._consumer._engine.number, self._run))
 
     def __repr__(self) -> str:

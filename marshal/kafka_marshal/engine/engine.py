@@ -400,6 +400,7 @@ class Engine:
 def _check_stuck(consumer: ConsumerEngine, drained_at: float, now: float) -> None:
     consumer.positions.stuck.look(now, drained_at)
     consumer.delivery.owed.look(now)
+    consumer.settlements.look(now)
 
 
 #: Input class → its function: of the engine as a whole, or of one of its consumers.

@@ -9,7 +9,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from kafka_marshal.observe.holes import Holding, holdings_of
-from kafka_marshal.observe.problems import Problem, places
+from kafka_marshal.observe.problems import Problem, crowded, limit, places
 from kafka_marshal.observe.rows import GroupRow, LeaseRow, state_of
 from kafka_marshal.observe.text import count, span
 from rationalizer.limits import MANY_HOLES, MAX_HOLES
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 #: A batch whose worker beats may be in its hands for this long (ms), or three heartbeat intervals.
 STUCK_BATCH_MS = 60_000
+
+#: A message that has failed this often, and waits for its next try, is named, however short that wait is.
+MANY_TRIES = 10
 
 #: The most batches whose age is looked up: the oldest of each worker.
 _MOST_BATCHES = 500
@@ -38,14 +41,6 @@ def open_text(group: GroupRow) -> str:
     parts += [f"{waiting:,} waiting for the next try"] if waiting else []
     parts += [f"{taken:,} in workers' batches"] if taken else []
     return ", ".join([*parts, *crowded_text(group)])
-
-
-def crowded(group: GroupRow) -> dict[tuple[str, int], int]:
-    """Partitions with more than half of the open messages that they may have (H5) → how many."""
-    counted: Counter[tuple[str, int]] = Counter()
-    for row in group.leases:
-        counted[row.topic, row.partition] += len(row.open)
-    return {key: amount for key, amount in counted.items() if 2 * amount > MAX_HOLES}
 
 
 def crowded_text(group: GroupRow) -> list[str]:
@@ -68,7 +63,13 @@ def open_problems(
         text = f"{count(len(parked), 'message')} set aside, more than {max_parked:,}. {listed}"
         found.append(Problem(name, "parked", text, len(parked), _rows(rows, parked)))
     if max_parked_ms is not None and parked:
-        old = _older(cluster, view, parked, max_parked_ms)
+        old, unknown = _older(cluster, view, parked, max_parked_ms)
+        if unknown := _may_be_older(cluster, view, unknown, max_parked_ms):
+            text = (
+                f"{count(len(unknown), 'message')} set aside, and whether for more than {span(max_parked_ms)} can't be "
+                f"known: the records that say since when were pruned, and the messages are older. {listed}"
+            )
+            found.append(Problem(name, "parked", text, len(unknown), _rows(rows, unknown)))
         if old:
             age = span(max(age for _, age in old))
             text = f"{count(len(old), 'message')} set aside for more than {span(max_parked_ms)}, up to {age}. {listed}"
@@ -76,23 +77,11 @@ def open_problems(
     if group.all_silent is None:  # else no member can log what it does
         found += _stuck_batches(cluster, view, group, holdings)
         found += [] if group.is_paused else _stuck_tries(cluster, view, group, holdings)
-    of_one = [([rows[key]], amount, MAX_HOLES, "a partition") for key, amount in crowded(group).items()]
+    found += [limit(group, [rows[key]], x, MAX_HOLES) for key, x in crowded(group).items() if x < MAX_HOLES]
     for cp in sorted({row.cp for row in group.leases if row.cp is not None}):
         if 2 * (amount := view.worlds[cp].hole_count()) > MANY_HOLES:
-            of_cp = [row for row in group.leases if row.cp == cp]
-            of_one.append((of_cp, amount, MANY_HOLES, f"all groups together in {view.replica.topic} [{cp}]"))
-    for some, amount, most, of in of_one:
-        means = (
-            "What fails for good can't be set aside any more, and then nothing of it is delivered until some are done"
-        )
-        if amount < most:
-            means = "At the limit nothing more is set aside, and nothing of it is delivered until some are done"
-        text = (
-            f"{places(some)}: {amount:,} of {most:,} open messages that {of} may have. {means}. "
-            "Nothing is lost. Mend what makes them fail, then redrive or discard some: kafka-marshal open-messages "
-            f"{quote(name)}"
-        )
-        found.append(Problem(name, "holes", text, len(some), some))
+            of = f"all groups together in {view.replica.topic} [{cp}]"
+            found.append(limit(group, [row for row in group.leases if row.cp == cp], amount, MANY_HOLES, of))
     return found
 
 
@@ -100,8 +89,13 @@ def _rows(rows: dict[tuple[str, int], LeaseRow], holdings: Sequence[Holding]) ->
     return [rows[key] for key in dict.fromkeys(each.key for each in holdings)]
 
 
-def _older(cluster: Cluster, view: View, holdings: Sequence[Holding], most_ms: int) -> list[tuple[Holding, int]]:
-    """Those that are as they are for longer than this, with their age (ms). One whose record was pruned is left out."""
+def _older(
+    cluster: Cluster, view: View, holdings: Sequence[Holding], most_ms: int
+) -> tuple[list[tuple[Holding, int]], list[Holding]]:
+    """Those that are as they are for longer than this, with their age (ms); and those of which it can't be known.
+
+    One whose record was pruned is as old as the first record that is left, or older.
+    """
     from kafka_marshal.observe.point_reads import read_at
 
     log = view.replica.topic
@@ -109,13 +103,30 @@ def _older(cluster: Cluster, view: View, holdings: Sequence[Holding], most_ms: i
     for each in holdings:
         wanted.setdefault((log, each.cp), set()).add(each.hole.since)
     times = read_at(cluster, wanted, _time_of, view.patience_s).found
+    pruned = [each for each in holdings if (log, each.cp, each.hole.since) not in times]
+    cps = {each.cp for each in pruned}
+    marks = cluster.watermarks([(log, cp) for cp in sorted(cps)], view.patience_s) if cps else {}
+    firsts = read_at(cluster, {key: [low] for key, (low, _) in marks.items()}, _time_of, view.patience_s).found
+    latest = {cp: view.worlds[cp].log_time for cp in cps} | {cp: time for (_, cp, _), time in firsts.items()}
+    now_ms, ages = view.silence.now_ms(), []
+    for each in holdings:
+        time = times.get((log, each.cp, each.hole.since), latest.get(each.cp, 0))
+        ages.append((each, now_ms - time - view.silence.stood_ms(view.worlds[each.cp], time)))
+    found = [(each, age) for each, age in ages if age > most_ms]
+    certain = {id(each) for each, _ in found}
+    return found, [each for each in pruned if id(each) not in certain]
+
+
+def _may_be_older(cluster: Cluster, view: View, holdings: Sequence[Holding], most_ms: int) -> list[Holding]:
+    """Those whose message is older than this: none is set aside before it is written."""
+    from kafka_marshal.observe.point_reads import read_at
+
+    wanted: dict[tuple[str, int], set[int]] = {}
+    for each in holdings:
+        wanted.setdefault(each.key, set()).add(each.hole.first)
+    times = read_at(cluster, wanted, _time_of, view.patience_s).found if wanted else {}
     now_ms = view.silence.now_ms()
-    ages = [
-        (each, now_ms - time - view.silence.stood_ms(view.worlds[each.cp], time))
-        for each in holdings
-        if (time := times.get((log, each.cp, each.hole.since))) is not None
-    ]
-    return [(each, age) for each, age in ages if age > most_ms]
+    return [each for each in holdings if now_ms - times.get((*each.key, each.hole.first), 0) > most_ms]
 
 
 def _time_of(message: Any) -> int:
@@ -135,7 +146,7 @@ def _stuck_batches(cluster: Cluster, view: View, group: GroupRow, holdings: Sequ
     owned.sort(key=lambda each: (*each.key, each.hole.owner, each.hole.since))
     oldest = [next(of_one) for _, of_one in groupby(owned, key=lambda each: (*each.key, each.hole.owner))]
     rows = {(row.topic, row.partition): row for row in group.leases}
-    for each, age in _older(cluster, view, oldest[:_MOST_BATCHES], STUCK_BATCH_MS) if oldest else ():
+    for each, age in _older(cluster, view, oldest[:_MOST_BATCHES], STUCK_BATCH_MS)[0] if oldest else ():
         sharer = sharers[*each.key, each.hole.owner]
         if age <= 3 * sharer.heartbeat_interval_ms:
             continue
@@ -148,10 +159,12 @@ def _stuck_batches(cluster: Cluster, view: View, group: GroupRow, holdings: Sequ
 
 
 def _stuck_tries(cluster: Cluster, view: View, group: GroupRow, holdings: Sequence[Holding]) -> Iterator[Problem]:
-    """Messages whose next try has not been logged for long: a handler hangs, most tries fail, or back-off is long."""
+    """Messages whose next try has not been logged for long, or that fail for ever."""
     rows = {(row.topic, row.partition): row for row in group.leases if row.held}
     waiting = sorted([x for x in holdings if x.hole.is_free and x.key in rows], key=lambda each: each.hole.since)
-    old = _older(cluster, view, waiting[:_MOST_BATCHES], STUCK_BATCH_MS) if waiting else []
+    old = _older(cluster, view, waiting[:_MOST_BATCHES], STUCK_BATCH_MS)[0] if waiting else []
+    known = {id(each) for each, _ in old}
+    failing = [each for each in waiting if each.hole.attempts >= MANY_TRIES and id(each) not in known]
     if old:
         some = _rows(rows, [each for each, _ in old])
         amount, age = count(len(old), "message waits", "messages wait"), span(max(age for _, age in old))
@@ -161,3 +174,12 @@ def _stuck_tries(cluster: Cluster, view: View, group: GroupRow, holdings: Sequen
             f"kafka-marshal open-messages {quote(group.group)} lists them, and says how to set one aside"
         )
         yield Problem(group.group, "stuck_try", text, len(old), some)
+    if failing:
+        some, most = _rows(rows, failing), max(each.hole.attempts for each in failing)
+        text = (
+            f"{places(some)}: {count(len(failing), 'message has', 'messages have')} failed {MANY_TRIES} times or more "
+            f"(up to {most:,}), and later ones of the same keys wait. Nothing is lost. Mend what makes them fail, see "
+            f"the workers' logs; kafka-marshal open-messages {quote(group.group)} lists them, and says how to set one "
+            "aside"
+        )
+        yield Problem(group.group, "stuck_try", text, len(failing), some)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,6 +18,7 @@ from kafka_marshal.observe.rows import (
 )
 from kafka_marshal.observe.standstill import silence_text
 from kafka_marshal.observe.text import count, span, time_text
+from rationalizer.limits import MAX_HOLES
 
 if TYPE_CHECKING:
     from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
@@ -114,6 +116,52 @@ def deleted_text(rows: list[LeaseRow]) -> str:
     )
 
 
+#: The reason of messages that workers did not survive, or did not end.
+CRASHED: Final = "CRASHED"
+
+
+def crowded(group: GroupRow) -> dict[tuple[str, int], int]:
+    """Partitions with more than half of the open messages that they may have (H5) → how many."""
+    counted: Counter[tuple[str, int]] = Counter()
+    for row in group.leases:
+        counted[row.topic, row.partition] += len(row.open)
+    return {key: amount for key, amount in counted.items() if 2 * amount > MAX_HOLES}
+
+
+def limit(group: GroupRow, rows: list[LeaseRow], amount: int, most: int, of: str = "a partition") -> Problem:
+    """The problem that these have that many of the open messages that they may have."""
+    means = "At the limit nothing more is set aside, and nothing of it is delivered until some are done"
+    if amount >= most:
+        means = (
+            "What fails for good can't be set aside any more, and then nothing of it is delivered until some are done"
+        )
+    text = (
+        f"{places(rows)}: {amount:,} of {most:,} open messages that {of} may have. {means}. Nothing is lost. Mend what "
+        f"makes them fail, then redrive or discard some: kafka-marshal open-messages {shlex.quote(group.group)}"
+    )
+    return Problem(group.group, "holes", text, len(rows), rows)
+
+
+def _full(group: GroupRow) -> Iterator[Problem]:
+    """Partitions at the limit, of which nothing is delivered: no worker hangs."""
+    for key, amount in crowded(group).items():
+        if amount >= MAX_HOLES:
+            yield limit(group, [row for row in group.leases if (row.topic, row.partition) == key], amount, MAX_HOLES)
+
+
+def _crashed(group: GroupRow) -> Iterator[Problem]:
+    """Messages that were set aside though no handler has failed with them: that is news from the first one on."""
+    amounts = [(row, sum(each.parked == CRASHED for each in row.open)) for row in group.leases]
+    if rows := [row for row, amount in amounts if amount]:
+        total = sum(amount for _, amount in amounts)
+        text = (
+            f"{places(rows)}: {count(total, 'message')} set aside as {CRASHED}: workers began each several times, and "
+            "died or did not end. No worker gets them until you decide: kafka-marshal open-messages "
+            f"{shlex.quote(group.group)} --parked lists them, redrive or discard ends them"
+        )
+        yield Problem(group.group, "parked", text, total, rows)
+
+
 def problems_of(
     group: GroupRow,
     max_lag: int | None = None,
@@ -125,7 +173,8 @@ def problems_of(
     """All problems of the group, the worst first."""
     name = group.group
     old = list(_old_cuts(group, max_cut_ms))
-    found = [*_unsaved(group), *_standing_still(group), *_held_back(group, old), *_members(group, max_silence_ms), *old]
+    found = [*_full(group), *_unsaved(group), *_standing_still(group), *_held_back(group, old)]
+    found += [*_members(group, max_silence_ms), *old, *_crashed(group)]
     if group.all_silent is not None and group.all_silent.members > 1:
         found = [_all_silent(group, group.all_silent), *(each for each in found if each.kind not in _OF_SILENT)]
     free = [row for row in group.unheld if row.client is None and not row.no_topic]
@@ -254,9 +303,9 @@ def _standing_still(group: GroupRow) -> Iterator[Problem]:
 
 def _held_back(group: GroupRow, old: Iterable[Problem]) -> Iterator[Problem]:
     """One problem for each partition: progress elsewhere hides it from all figures of a worker."""
-    old_cuts = {id(row) for problem in old for row in problem.partitions}
+    hidden = {id(row) for problem in (*old, *_full(group)) for row in problem.partitions}
     for row in group.leases:
-        if row.held_back and id(row) not in old_cuts:
+        if row.held_back and id(row) not in hidden:
             text = (
                 f"{places([row])}: {row.held_back}. See {row.client}'s log. If its handler hangs: kafka-marshal evict "
             )

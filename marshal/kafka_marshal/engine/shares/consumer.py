@@ -26,6 +26,7 @@ from kafka_marshal.engine.work.revocation import Revocation
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.schedule import Schedule
+from kafka_marshal.engine.work.settlements import GIVEN_BACK
 from kafka_marshal.engine.work.settling import Kind, Request
 from kafka_marshal.ports import Message
 from kafka_marshal.types import BatchToken
@@ -175,6 +176,9 @@ class SharedAssignment(Assignment):
     def lost_in_log(self, first: int, last: int) -> None:
         self.consumer.positions.gap(self, first, last)
 
+    def aside(self, offset: int, attempts: int, reason: str) -> None:
+        self.consumer.settlements.parked(self, offset, attempts, reason, self.consumer.now)
+
     def silent_in(self, share: Share) -> float:
         return self.consumer.shares.silent_in(share, self.lease.cp, self.consumer.now)
 
@@ -188,7 +192,7 @@ class SharedAssignment(Assignment):
     def may_take(self, now: float) -> bool:
         """Whether a batch may be taken: it is delivered as soon as it is read."""
         closed = self.consumer.source.view.closed(self.lease.cp, now)
-        is_free = not (closed or self.user_paused or self.is_crowded)
+        is_free = not (closed or self.user_paused or self.is_crowded) and now >= self.desk.rests_until
         return self.stage is Stage.ACTIVE and now < self.lease.hand_out_until and is_free
 
     def can_hand_out(self, now: float) -> bool:
@@ -214,16 +218,6 @@ class SharedAssignment(Assignment):
         messages, covers_from = self.buffer.take(min(max_messages, self.buffer.count_to(given.last)))
         self.tracker.moved.again += len(messages) * (given.attempts > 1)
         return BatchRun(self, messages, covers_from, iterating, now, given)
-
-
-def aside_of(run: BatchRun) -> set[int]:
-    """The offsets of its messages that the program has set aside."""
-    assignment = cast("SharedAssignment", run.assignment)
-    found = {each.last for each in assignment.desk.settling if each.kind is Kind.PARKED}
-    lease = assignment.consumer.shares.lease_of(assignment.key)
-    holes = [] if lease is None else lease.progress.open
-    found |= {hole.first for hole in holes if hole.is_parked and hole.since > run.token}
-    return found & {offset_of(message) for message in run.messages}
 
 
 class SharedDelivery(Delivery):
@@ -279,19 +273,27 @@ class SharedDelivery(Delivery):
         return bool(self._parts(run))
 
     def give_back_run(self, run: Run, now: float) -> None:
-        """The program gives a batch back: others may have it, and it counts as one delivery."""
+        """The program gives a batch back: others may have it, this member after a while; it counts as no delivery."""
         self._returned(run)
-        for part in self._parts(run):
-            self._give_back(part)
-        self._gave_back(cast("SharedAssignment", run.assignment), now)
+        assignment = cast("SharedAssignment", run.assignment)
+        gave = [self._give_back(part, counts=False) for part in self._parts(run)]
+        if any(gave) and assignment.desk.gave_back(float(assignment.lease.heartbeat_interval_ms), now):
+            self._consumer.settlements.refused(assignment, run.first, GIVEN_BACK, now)
+        self._gave_back(assignment, now)
 
-    def _give_back(self, run: Run) -> bool:
+    def hand_in(self, assignment: SharedAssignment) -> None:
+        """Its share ends in order: others may have what is in flight, and that was no failed delivery (U11)."""
+        self.in_lanes.disown(assignment)
+        for run in list(assignment.tracker.runs.values()):
+            self._give_back(run, counts=False)
+
+    def _give_back(self, run: Run, *, counts: bool) -> bool:
         """Others may have what is not done of it. Returns whether there is any."""
         undone = [message for message, mark in zip(run.messages, run.marks, strict=True) if not mark]
         assignment = cast("SharedAssignment", run.assignment)
         parts = assignment.tracker.split(run, undone)
         for messages, covers_from in parts:
-            assignment.desk.give_back(covers_from, offset_of(messages[-1]), is_begun=True)
+            assignment.desk.give_back(covers_from, offset_of(messages[-1]), counts=counts)
         return bool(parts)
 
     def _gave_back(self, assignment: SharedAssignment, now: float) -> None:
@@ -311,11 +313,11 @@ class SharedDelivery(Delivery):
             found.append(LeftBehind(*assignment.key, first, last, message.key(), before))
             if (begun := assignment.tracker.run_at(first)) is not None:
                 for _, covers_from in assignment.tracker.split(begun, [message]):
-                    assignment.desk.give_back(covers_from, last, is_begun=True)
+                    assignment.desk.give_back(covers_from, last, counts=True)
         runs = () if self.in_lanes.is_active else list(assignment.tracker.runs.values())
         for run in runs:
             since = run.in_hand_since()
-            if since is not None and since <= before and self._give_back(run):
+            if since is not None and since <= before and self._give_back(run, counts=True):
                 key = run.messages[0].key() if run.size == 1 else None
                 found.append(LeftBehind(*assignment.key, run.first, run.last, key, since))
                 self._left = (*self._left, (ref(run), found[-1]))
@@ -339,8 +341,10 @@ class SharedDelivery(Delivery):
         assignment.tracker.split(found, [found.messages[index]])
         if first < offset:
             assignment.desk.settling.want(Request(first, offset - 1, Kind.DONE, None))
-        self.set_aside_ever += 1
         assignment.desk.settling.want(Request(offset, offset, kind, key_hash, given.attempts, reason))
+        if kind is Kind.PARKED:
+            self.set_aside_ever += 1
+            assignment.aside(offset, given.attempts, reason)
         self._came_back(assignment, now)
 
 
@@ -421,7 +425,12 @@ class SharedRevocation(Revocation):
             desk.never_delivered(lambda first, last: self._consumer.delivery.grants.report(assignment.key, first, last))
             return
         desk.settle()
+        self._consumer.delivery.hand_in(assignment)
         desk.give_back_rest()
+
+    def _release(self, assignment: Assignment, now: float) -> None:
+        self._hand_in(cast("SharedAssignment", assignment))
+        super()._release(assignment, now)
 
     def lost(self, assignment: Assignment, reason: str, now: float) -> None:
         shared = cast("SharedAssignment", assignment)
@@ -584,6 +593,7 @@ class SharedConsumer(ConsumerEngine):
         assignment = self.assignments.get(key)
         if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
             assignment.tracker.moved.fetched += len(messages)
+            assignment.watch.quiet = None  # what is given back is read again, from the same offset
             assignment.put(messages)
 
     def reached(self, key: Key, end: int, now: float) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from kafka_marshal.engine.shares.shelf import Shelf
 from kafka_marshal.engine.shares.tracking import BatchBuffer, BatchTracker
 from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.engine.work.settlements import CRASHED
 from kafka_marshal.engine.work.settling import Kind, Request, Settling
 from kafka_marshal.ports import Message
 from rationalizer import Lease, key_hash
@@ -17,14 +18,17 @@ from rationalizer.holes import Hole
 from rationalizer.leases.shares import Share
 from rationalizer.limits import NOTHING_DONE
 
-#: The reason of a message that no member has survived.
-CRASHED = "CRASHED"
-
 #: How many members had a message and did not finish it: from then on it is delivered alone (U10).
 ALONE_AFTER = 2
 
 #: At most this number of free holes is counted: more change nothing of when to take and how much (10,000 may be open).
 MOST_FREE = 1_000
+
+#: A member that gave a batch back takes nothing of its partition for this long (ms), twice as long each time in a row.
+GAVE_BACK_MS = 100.0
+
+#: From this number of times in a row on, with nothing of the partition done between, that is said.
+GAVE_BACK_OFTEN = 10
 
 
 class Given:
@@ -97,6 +101,9 @@ class Seat(Protocol):
     def lost_in_log(self, first: int, last: int) -> None:
         """These offsets are gone from the log."""
 
+    def aside(self, offset: int, attempts: int, reason: str) -> None:
+        """A message of a batch is set aside."""
+
     def silent_in(self, share: Share) -> float:
         """In how many ms a share will be silent, unless it beats; below 0: the next take ends it."""
 
@@ -113,6 +120,10 @@ class Desk:
         #: Token → batch.
         self.given: dict[int, Given] = {}
         self.crowd: Crowd = Crowd()
+        #: Until when (own clock, ms) nothing is taken, as batches were given back: how often in a row, and how many
+        #: messages had been done before.
+        self.rests_until: float = 0.0
+        self._gave_back = self._done_before = 0
         self._epoch = -1
         self._stable = NOTHING_DONE
 
@@ -223,6 +234,7 @@ class Desk:
         offset, key = offset_of(message), message.key()
         of = key_hash(key.encode() if isinstance(key, str) else key, offset)
         self.settling.want(Request(offset, offset, Kind.PARKED, of, attempts, CRASHED))
+        self._seat.aside(offset, attempts, CRASHED)
 
     def unread(self, first: int) -> None:
         """Messages from this offset on were dropped: their batch is read again from there."""
@@ -257,12 +269,22 @@ class Desk:
         for first, last in self._seat.tracker.take_done():
             self._done(first, last)
 
-    def give_back(self, first: int, last: int, *, is_begun: bool) -> None:
-        """Have others take these offsets; what has begun counts as one delivery."""
+    def gave_back(self, longest_ms: float, now: float) -> bool:
+        """The program gave a batch back, which is not taken again at once. Returns whether it did so often."""
+        if self.at_most_once:
+            return False  # nothing comes back
+        done = self._seat.tracker.moved.done
+        self._gave_back = self._gave_back + 1 if done == self._done_before else 1
+        self._done_before = done
+        self.rests_until = now + min(GAVE_BACK_MS * 2 ** min(self._gave_back - 1, 20), longest_ms)
+        return self._gave_back >= GAVE_BACK_OFTEN
+
+    def give_back(self, first: int, last: int, *, counts: bool) -> None:
+        """Have others take these offsets. counts: as one delivery, since a handler did not end in time (U11)."""
         given = self.at(first)
         if given is None or self.at_most_once:
             return
-        attempts = given.attempts if is_begun else given.attempts - 1
+        attempts = given.attempts if counts else given.attempts - 1
         self.settle()
         for low, high in self.settling.not_done(first, min(last, given.last)):  # handlers finish in any order
             self.settling.want(Request(low, high, Kind.OPEN, None, attempts))
@@ -270,10 +292,10 @@ class Desk:
     def give_back_rest(self) -> None:
         """Give back what has not begun: what waits to be delivered, and what was not read."""
         for messages, covers_from in self._seat.buffer.take_all():
-            self.give_back(covers_from, offset_of(messages[-1]), is_begun=False)
+            self.give_back(covers_from, offset_of(messages[-1]), counts=False)
         for given in self.given.values():
             if given.covered_to <= given.last:
-                self.give_back(given.covered_to, given.last, is_begun=False)
+                self.give_back(given.covered_to, given.last, counts=False)
                 given.next = given.covered_to = given.last + 1
 
     def never_delivered(self, report: Callable[[int, int], object]) -> None:

@@ -115,7 +115,8 @@ class Taking:
             in_hand = self._work.in_hand_now - sum(share.failing for share in shares) if is_working else 0
             self.pace.look(self._work.done_ever, in_hand, now)
             self._take_at = self._step(shares, now)
-            self.due = min([self._take_at, *(share.desk.crowd.look_at for share in shares)])
+            rests = (share.desk.rests_until for share in shares if now < share.desk.rests_until)
+            self.due = min([self._take_at, *(share.desk.crowd.look_at for share in shares), *rests])
         finally:
             self._is_stepping = False
 

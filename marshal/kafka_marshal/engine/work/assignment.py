@@ -172,8 +172,14 @@ class Opening(Protocol):
     def log_alone(self, now: float) -> None:
         """Log the try of the next message that is tried alone, right before it begins."""
 
-    def send(self, assignment: Assignment, now: float) -> None:
+    def note(self, assignment: Assignment, *, ends: bool = False) -> None:
+        """Have tries in the log. ends: its lease ends in order, so that those that have not ended count for nothing."""
+
+    def send(self, assignment: Assignment, now: float, *, ends: bool = False) -> None:
         """Send what the log does not show, with a heartbeat or before a release."""
+
+    def parked(self, assignment: Assignment, offset: int, attempts: int, reason: str, now: float) -> None:
+        """A message is set aside, which is always news."""
 
     def report(self, assignment: Assignment) -> None:
         """Report open messages that are gone from the log."""

@@ -326,6 +326,7 @@ class Delivery:
         else:
             attempts = attempts or assignment.opened.tried.get(offset, 0) + 1
             assignment.opened.park(offset, covers_from, key_hash, attempts, reason)
+            self._consumer.settlements.parked(assignment, offset, attempts, reason, now)
         self._came_back(assignment, now)
         return covers_from is not None
 

@@ -12,7 +12,7 @@ from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.hot_keys import LoopKeys
 from kafka_marshal.engine.work.lanes import Handlers, HeldBack, Lane, Lanes, Owner
 from kafka_marshal.engine.work.memory import InFlight
-from kafka_marshal.engine.work.open_messages import Try, Wary, hash_of, take_back
+from kafka_marshal.engine.work.open_messages import Try, Wary, hash_of, is_mine, take_back
 from kafka_marshal.engine.work.purgatory import Purgatory
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
@@ -155,8 +155,8 @@ class InLanes:
         return [] if self.lanes is None else self.lanes.skip(assignment, offset)
 
     @reading
-    def _tries(self, assignment: Assignment, blocking: int | None) -> tuple[tuple[int, int, int], ...]:
-        found = () if self.lanes is None else self.lanes.tries(assignment, blocking)
+    def _tries(self, assignment: Assignment, blocking: int | None, ends: bool) -> tuple[tuple[int, int, int], ...]:
+        found = () if self.lanes is None else self.lanes.tries(assignment, blocking, ends)
         return tuple([(offset, attempts, hash_of(message)) for offset, attempts, message in found])
 
     @reading
@@ -194,6 +194,12 @@ class InLanes:
         return self.lanes is not None and self.lanes.is_running(key)
 
     @reading
+    def disown(self, assignment: Assignment) -> None:
+        """What handlers have of this assignment is given to others: they no longer hold it."""
+        if self.lanes is not None:
+            self.lanes.disown(assignment)
+
+    @reading
     def with_handlers(self, assignment: Assignment) -> list[int]:
         """The offsets of this assignment's messages that handlers have."""
         return [] if self.lanes is None else self.lanes.with_handlers(assignment)
@@ -215,11 +221,12 @@ class InLanes:
         """Whether tries are logged (U1)."""
         return self.lanes is not None and self.lanes.is_durable and self._consumer.handles_open
 
-    def tries(self, assignment: Assignment) -> list[Try]:
-        """Tries of a partition that are to be logged."""
+    def tries(self, assignment: Assignment, *, ends: bool = False) -> list[Try]:
+        """Tries of a partition that are to be logged. ends: its lease ends in order; those under way do not count."""
         if not self.is_durable:
             return []
-        return [Try(*each) for each in self._tries(assignment, assignment.tracker.blocking(BLOCKED))]
+        found = [Try(*each) for each in self._tries(assignment, assignment.tracker.blocking(BLOCKED), ends)]
+        return [each for each in found if each.attempts or is_mine(assignment.opened, each.offset)]
 
     def skip(self, assignment: Assignment, offset: int) -> None:
         """An operator has set this message aside: no handler gets it again; one that has it may finish."""

@@ -353,8 +353,11 @@ class Lanes:
                     return []
             return []
 
-    def tries(self, assignment: Assignment, blocking: int | None) -> list[tuple[int, int, Message]]:
-        """Messages that wait for their next try, with the number of tries that have begun; blocking: this one, too."""
+    def tries(self, assignment: Assignment, blocking: int | None, ends: bool) -> list[tuple[int, int, Message]]:
+        """Messages that wait for their next try, with the number of tries that have begun; blocking: this one, too.
+
+        ends: those with a handler, too, without the try under way.
+        """
         found: list[tuple[int, int, Message]] = []
         # A failed try has killed no process: of those that it may begin, the last one is for such a try (U1).
         most = self.most_tries and self.most_tries - 1
@@ -364,7 +367,7 @@ class Lanes:
                 if lane.message is None or lane.assignment is not assignment:
                     continue
                 offset = offset_of(lane.message)
-                if lane.number > 1 and not lane.running:
+                if ends if lane.running else lane.number > 1:
                     begun = lane.before + lane.number - 1
                     found.append((offset, begun if most is None else min(begun, most), lane.message))
                 elif offset == blocking:
@@ -552,6 +555,13 @@ class Lanes:
                 self._go_on(lane, None)
                 found.append(message)
         return found
+
+    def disown(self, assignment: Assignment) -> None:
+        """What handlers have of this assignment is given to others: they no longer hold it."""
+        with self._lock:
+            partition = self._partitions.get(assignment.key)
+            for lane in () if partition is None else partition.running:
+                lane.is_left = lane.is_left or lane.assignment is assignment
 
     def with_handlers(self, assignment: Assignment) -> list[int]:
         """The offsets of this assignment's messages that handlers have."""

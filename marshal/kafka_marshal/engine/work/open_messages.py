@@ -155,7 +155,7 @@ class OpenMessages:
     def refused(self, entries: Settles, answers: Sequence[str]) -> list[tuple[int, str]]:
         """Our own record was applied: the rejected offsets, with the codes."""
         refused = self.settling.refused(entries, answers)
-        self.is_full = any(code == codes.MAX_INDIVIDUAL_COMMIT_REACHED for _, code in refused)
+        self.is_full = self.is_full or any(code == codes.MAX_INDIVIDUAL_COMMIT_REACHED for _, code in refused)
         return refused
 
     def _settled(self, settled: Settled) -> None:
@@ -329,6 +329,11 @@ class OpenMessages:
 
 def _first_of(mine: Mine) -> int:
     return mine.first
+
+
+def is_mine(opened: OpenMessages, offset: int) -> bool:
+    """Whether this message is open in the log, or is to be, and was fetched here."""
+    return offset in opened._mine
 
 
 def take_back(opened: OpenMessages, messages: Iterable[Message]) -> bool:

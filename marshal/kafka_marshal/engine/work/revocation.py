@@ -171,7 +171,8 @@ class Revocation:
         if assignment.shown or reason in (Loss.POSITION, Loss.KAFKA_OFFSET, Loss.OPEN):
             self._consumer.call(Callback.REVOKE if reason == Loss.HANDED_OVER else Callback.LOST, assignment)
         if reason in _GIVES_BACK:
-            self._consumer.settlements.send(assignment, now)  # counts, too, unless another has the partition
+            # It counts, too, unless another has the partition.
+            self._consumer.settlements.send(assignment, now, ends=reason != Loss.HANDLER_TIMEOUT)
             last_offset = self._unreported(assignment)
             self._consumer.source.reports.give_back(assignment.lease, last_offset)
 
@@ -184,6 +185,8 @@ class Revocation:
             return
         if assignment.taking.step is TakingStep.OPENING:
             return  # a producer that begins after the release would fence the next owner's
+        if assignment.tracker.runs:
+            self._consumer.settlements.note(assignment, ends=True)
         if now < self.settles_until(assignment):
             return  # what it has to say of open messages waits for its own record
         self._release(assignment, now)
@@ -195,7 +198,7 @@ class Revocation:
 
     def _release(self, assignment: Assignment, now: float) -> None:
         assignment.told.ranges_due = now
-        self._consumer.settlements.send(assignment, now)
+        self._consumer.settlements.send(assignment, now, ends=True)
         self.commit_ranges(assignment, now)
         self._consumer.enter(assignment, Stage.RELEASED)
         assignment.buffer.clear()

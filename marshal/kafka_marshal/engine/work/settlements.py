@@ -28,6 +28,12 @@ CRASHED = "CRASHED"
 #: From this number of tries on, begun by earlier owners, a message is tried alone.
 ALONE = 2
 
+#: How many kinds of messages that are set aside are counted by themselves; all others are one.
+MOST_KINDS = 32
+
+#: In place of a code: the program gave a batch back often.
+GIVEN_BACK = "GIVEN_BACK"
+
 #: In place of a code: the client sends no message that is to be set aside, as the CP has too many open ones.
 CROWDED = "CROWDED"
 
@@ -52,6 +58,11 @@ _TELLS = {
         f"can't be set aside: {MANY_HOLES:,} messages, of all groups, are open in this partition's part of the "
         "coordination topic, and workers add no more. Nothing more of the partition is handed out until some are "
         "settled. Nothing is lost; other partitions continue. Redrive or discard some: kafka-marshal open-messages"
+    ),
+    GIVEN_BACK: (
+        "and what was delivered with it were given back again and again, and nothing of the partition was done "
+        "between. Nothing is lost, and nothing is set aside for that: they come again, here after a pause of up to a "
+        "heartbeat interval. Is what the handler needs away? What can't be handled: batch.park(message, why)"
     ),
     codes.INDIVIDUAL_COMMIT_TOO_OLD: (
         "can't be set aside or tried again: it was done before (everything up to offset {} is). It is dropped, and "
@@ -93,6 +104,8 @@ class Settlements:
         self._warned: dict[str, float] = {}
         #: CP → when its holes were last counted (own clock, ms), and whether there are too many.
         self._counted: dict[int, tuple[float, bool]] = {}
+        #: Reason → how many messages were set aside and not reported, which was the last, and the last report (ms).
+        self._parked: dict[str, tuple[int, str, float]] = {}
 
     def applied(self, assignment: Assignment, entries: Settles, answers: Sequence[str] | None, now: float) -> None:
         """A record with these entries was applied. answers: of our own record, what the log says of each."""
@@ -119,6 +132,28 @@ class Settlements:
         self._consumer.warn(text)
         if code in (codes.MAX_INDIVIDUAL_COMMIT_REACHED, CROWDED) and Why.UNREADABLE in self._consumer.settings.raises:
             self._consumer.errors.append(KeyRangeError(text, kip_number=92))
+
+    def parked(self, assignment: Assignment, offset: int, attempts: int, reason: str, now: float) -> None:
+        """A message is set aside, which is always news: a warning for each reason, with their number once a minute."""
+        if reason not in self._parked and len(self._parked) >= MOST_KINDS:
+            reason = "other reasons"
+        number, _, since = self._parked.get(reason, (0, "", -inf))
+        last = f"{assignment.key[0]} [{assignment.key[1]}] offset {offset}, delivered or tried {attempts} times"
+        self._parked[reason] = number + 1, last, since
+        self.look(now)
+
+    def look(self, now: float) -> None:
+        """Report what was set aside, if it is time."""
+        for reason, (number, last, since) in list(self._parked.items()):
+            if number and now >= since + WARNED_EVERY_MS:
+                self._parked[reason] = 0, last, now
+                one = f"{last}, is set aside"
+                what = f"{number:,} messages were set aside, the last of them {last}" if number > 1 else one
+                means = " No handler has ended its tries: its process may die of it." if reason == CRASHED else ""
+                self._consumer.warn(
+                    f"{what} ({reason}).{means} The others continue, and no worker gets it until you decide: "
+                    "kafka-marshal open-messages --parked, then redrive or discard"
+                )
 
     def look_after(self, run: Run, now: float) -> Wary | None:
         """Log the first tries after a takeover before they begin: an earlier owner may have died of one (U1).
@@ -148,12 +183,6 @@ class Settlements:
 
     def _crashed(self, assignment: Assignment, offset: int, key_hash: int, attempts: int, now: float) -> None:
         self._consumer.delivery.set_aside(assignment, offset, key_hash, attempts, CRASHED, now)
-        topic, partition = assignment.key
-        self._consumer.warn(
-            f"{topic} [{partition}]: {attempts} tries of offset {offset} have begun, and none has ended: its process "
-            f"may die of it. It is set aside ({CRASHED}), and the others continue. Look into it: kafka-marshal "
-            "open-messages"
-        )
 
     def log_alone(self, now: float) -> None:
         """Log the try of the next message that is tried alone, right before it begins."""
@@ -162,33 +191,42 @@ class Settlements:
         if found is not None and assignment is not None and assignment.opened.log_next(*found[2:]):
             self.send(assignment, now)
 
-    def send(self, assignment: Assignment, now: float) -> None:
-        """Send what the log does not show, with a heartbeat or before a release."""
-        if tries := self._consumer.delivery.in_lanes.tries(assignment):
+    def note(self, assignment: Assignment, *, ends: bool = False) -> None:
+        """Have tries in the log. ends: in order, so that those that have not ended count for nothing (U1)."""
+        if tries := self._consumer.delivery.in_lanes.tries(assignment, ends=ends):
             assignment.opened.log_tries(tries)
+
+    def send(self, assignment: Assignment, now: float, *, ends: bool = False) -> None:
+        """Send what the log does not show, with a heartbeat or before a release."""
+        self.note(assignment, ends=ends)
         opened = assignment.open
         if opened is None or not len(opened.settling):
+            if opened is not None:
+                opened.is_full = False
             return
         progress = self._consumer.source.view.whole_progress(assignment.key)
         opened.look(progress)
         held = self.held(assignment, opened.settling, progress, now)
-        opened.is_full = opened.is_full or bool(held)
+        opened.is_full = bool(held)
         entries = opened.settling.entries(progress, now, assignment.lease.heartbeat_interval_ms, held)
         if entries is not None:
             self._consumer.source.reports.settle(assignment.lease, entries, now)
 
     def held(self, assignment: Assignment, wanted: Settling, progress: Progress | None, now: float) -> list[int]:
-        """The offsets that are to be set aside, and are not: the CP has too many open messages. Says so."""
+        """The offsets of which nothing is sent: the partition, or its CP, has too many open messages. Says so."""
+        full = wanted.beyond_limit(progress)
+        if full:
+            self.refused(assignment, full[0], codes.MAX_INDIVIDUAL_COMMIT_REACHED, now)
         parks = wanted.new_parks(progress)
         if not parks:
-            return parks
+            return full
         cp = assignment.lease.cp
         if self._counted.get(cp, (-inf, False))[0] != now:
             self._counted[cp] = now, self._consumer.source.view.hole_count(cp) >= MANY_HOLES
         if not self._counted[cp][1]:
-            return []
+            return full
         self.refused(assignment, parks[0], CROWDED, now)
-        return parks
+        return [*full, *(each for each in parks if each not in full)]
 
     def report(self, assignment: Assignment) -> None:
         """Report open messages that are gone from the log."""

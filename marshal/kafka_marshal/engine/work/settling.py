@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from kafka_marshal.engine.plane import Settles
 from rationalizer import Progress, codes
-from rationalizer.holes import NO_OWNER
+from rationalizer.holes import NO_KEY, NO_OWNER, Hole
+from rationalizer.limits import MAX_HOLES, MAX_OFFSET
 from rationalizer.wire.records import Done, Opened, Parked
 
 #: Entries of one record. With the longest reasons they stay below the 900,000 bytes of L1.
@@ -112,6 +113,25 @@ class Settling:
         found = [None if holes is None else holes.at(offset) for offset in wanted]
         is_alone = [hole is not None and hole.is_free and hole.first == hole.last for hole in found]
         return [offset for offset, alone in zip(wanted, is_alone, strict=True) if not alone]
+
+    def beyond_limit(self, progress: Progress | None) -> list[int]:
+        """The offsets whose entries would be rejected: a partition has as many holes as it may have (H5)."""
+        holes = None if progress is None else progress.holes
+        if holes is None or len(holes) + 2 * len(self._requests) <= MAX_HOLES:
+            return []
+        room, found = max(0, MAX_HOLES - len(holes)), []
+        for first in sorted(self._requests):
+            request = self._requests[first]
+            if request.kind is not Kind.DONE:
+                key_hash = NO_KEY if request.key_hash is None else request.key_hash
+                reason = request.reason if request.kind is Kind.PARKED else None
+                hole = Hole(first, request.last, NO_OWNER, MAX_OFFSET, request.attempts, key_hash, reason)
+                _, growth = holes.plan(first, request.last, [hole])
+                if growth > room:
+                    found.append(first)
+                else:
+                    room -= max(0, growth)
+        return found
 
     def give_back(self, first: int) -> None:
         """Others may have this offset of a batch, which was to be set aside."""

@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.consumer import SharedAssignment
-from kafka_marshal.engine.shares.desk import ALONE_AFTER, CRASHED
+from kafka_marshal.engine.shares.desk import ALONE_AFTER
 from kafka_marshal.engine.work.assignment import Assignment
+from kafka_marshal.engine.work.settlements import CRASHED
 from kafka_marshal.ports import Message
 from kafka_marshal.testing.simulation.checks import Checks, Judge
 from kafka_marshal.testing.simulation.ledger import NOT_NEEDED, Seen
