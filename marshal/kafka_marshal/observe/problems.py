@@ -111,7 +111,7 @@ def problems_of(
     name = group.group
     found = [*_standing_still(group), *_held_back(group), *_members(group, max_silence_ms)]
     found += _old_cuts(group, max_cut_ms)
-    free = [row for row in group.unheld if row.client is None and not row.no_topic]
+    free = [row for row in group.unheld if row.client is None and not (row.no_topic or row.lost)]
     if free and not group.is_over:
         found.append(Problem(name, "no_holder", _unheld_text(group, free), len(free), free))
     deleted = [row for row in group.leases if row.deleted]

@@ -359,14 +359,16 @@ class View:
         if self.outage:  # known positions may lie beyond the last known log ends
             return [replace(row, outage=True) for row in self._rows]
         now_ms = self.clock.now_ms()
-        taking = {each.group_id: each for each in self.coordinated() if each.checkpoints is not None}
+        groups = {each.group_id: each for each in self.coordinated()}
+        taking = {name: each for name, each in groups.items() if each.checkpoints is not None}
         rows = [
             self._row(cp, info, progress, now_ms, taking.get(info.group_id))
             for cp, world in self.worlds.items()
             for info, progress in holdings(world, group, by_keys=True)
         ]
         rows.sort(key=lambda row: (row.group, row.topic, row.partition, row.lo))
-        rows = mark_held_back(self._cluster, mark_stuck(self._cluster, rows, now_ms))
+        most = {name: each.settings.max_individual_commits for name, each in groups.items()}
+        rows = mark_held_back(self._cluster, mark_stuck(self._cluster, rows, now_ms), most)
         self._rows = mark_verdicts(self._cluster, rows, self.meter, now_ms, self.patience_s)
         return self._rows
 

@@ -127,6 +127,7 @@ class SharedAssignment(Assignment):
         entries = settling.entries(progress, now, again_ms, held)
         if entries is None and taking is None:
             return False
+        self.consumer.positions.marks.ahead(self, now)
         self.consumer.shares.settle(self.lease, entries, taking, now)
         self.sent_at = now
         return True
@@ -572,6 +573,7 @@ class SharedConsumer(ConsumerEngine):
         assignment = self.assignments.get(key)
         if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
             assignment.tracker.moved.fetched += len(messages)
+            self.positions.marks.come(assignment)
             assignment.put(messages)
 
     def reached(self, key: Key, end: int, now: float) -> None:
