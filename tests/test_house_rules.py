@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"kafka_marshal": ROOT / "marshal" / "kafka_marshal", "rationalizer": ROOT / "rationalizer"}
 
-LONGEST_MODULE = 600
+LONGEST_MODULE = 800
 LONGEST_FUNCTION = 70
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -445,6 +445,20 @@ def test_a_key_that_hangs_is_a_problem_though_the_others_continue() -> None:
     ]
 
 
+@pytest.mark.parametrize(("most", "is_full"), [(3, True), (4, False)])
+def test_g15_a_held_back_partition_without_room_says_that_nothing_more_is_handed_out(most: int, is_full: bool) -> None:
+    row = held(0, idle_ms=100, ranges=((95, 97), (99, 99)), stable_ms=30_000, waiting_ms=None)
+    (found,) = mark_held_back(Reader({0: 50_000}), [row], {"g": most})  # type: ignore[arg-type]
+    text = f"; nothing above is delivered, as the log keeps no more intervals (max_individual_commits, {most})"
+    assert found.held_back.endswith(text) is is_full
+
+
+def test_a_free_partition_whose_position_is_lost_is_not_to_be_taken_up_by_new_workers() -> None:
+    lost = LeaseRow("g", "t", 0, cp=0, stable=99, stuck="position lost: the topic was deleted and recreated")
+    assert kinds(lost) == ["position_lost"]
+    assert kinds(replace(lost, stuck="")) == ["no_holder"]
+
+
 def test_a_partition_that_stands_still_beside_others_is_a_problem_after_a_while() -> None:
     busy = held(1, idle_ms=100, waiting_ms=None)
     still = held(0, idle_ms=70_000, waiting_ms=None)

@@ -147,36 +147,112 @@ def test_nothing_is_said_where_nothing_was_in_flight(marshal: Marshal, caplog: p
 
 
 def test_a_message_that_a_loop_has_dropped_comes_again_though_no_other_comes() -> None:
-    with member(memory_cluster(1, 1)) as marshal, marshal.consumer([TOPIC], auto_done=False) as consumer:
-        seen = 0
+    with member(memory_cluster(1, 2)) as marshal, marshal.consumer([TOPIC], auto_done=False) as consumer:
+        seen: list[int | None] = []
         too_late = threading.Timer(20, consumer.stop)
         too_late.start()
         for message in consumer:
-            seen += 1
-            if seen == 2:
+            seen.append(message.offset())
+            if len(seen) != 2:
                 consumer.done(message)
+            if len(seen) == 3:
                 break
             del message
         too_late.cancel()
-        assert seen == 2
+        assert seen == [0, 1, 1]
 
 
 def test_for_asyncio_it_comes_again_too() -> None:
-    async def main() -> int:
-        seen, cluster = 0, memory_cluster(1, 1).connect("a")
+    async def main() -> list[int | None]:
+        seen, cluster = list[int | None](), memory_cluster(1, 2).connect("a")
         async with (
             aio.Marshal.on_cluster(cluster, group_id=GROUP, heartbeat_interval_ms=HI) as marshal,
             marshal.consumer([TOPIC], auto_done=False) as consumer,
         ):
             async for message in consumer:
-                seen += 1
-                if seen == 2:
+                seen.append(message.offset())
+                if len(seen) != 2:
                     consumer.done(message)
+                if len(seen) == 3:
                     break
                 del message
         return seen
 
-    assert asyncio.run(asyncio.wait_for(main(), 20)) == 2
+    assert asyncio.run(asyncio.wait_for(main(), 20)) == [0, 1, 1]
+
+
+# -- a program that never reports what is done -------------------------------------------------------------------
+
+MESSAGES = 20
+
+
+def polled(consumer: Consumer) -> Iterator[int | None]:
+    while not consumer.stopping:
+        if (message := consumer.poll(0.1)) is not None:
+            yield message.offset()
+            del message
+
+
+def consumed(consumer: Consumer) -> Iterator[int | None]:
+    while not consumer.stopping:
+        yield from [message.offset() for message in consumer.consume(3, 0.1)]
+
+
+def looped(consumer: Consumer) -> Iterator[int | None]:
+    for message in consumer:
+        offset = message.offset()
+        del message
+        yield offset
+
+
+def batched(consumer: Consumer) -> Iterator[int | None]:
+    for batch in consumer.batches(3, 0.1):
+        offsets = [message.offset() for message in batch]
+        del batch
+        yield from offsets
+
+
+@pytest.mark.parametrize("way", [polled, consumed, looped, batched])
+def test_without_done_it_goes_on_and_says_so_once(
+    caplog: pytest.LogCaptureFixture, way: Callable[[Consumer], Iterator[int | None]]
+) -> None:
+    """As with confluent-kafka: each message once; all of them come again after a restart."""
+    cluster = memory_cluster(1, MESSAGES)
+    for _ in range(2):
+        caplog.clear()
+        with member(cluster) as marshal, marshal.consumer([TOPIC], auto_done=False) as consumer:
+            seen: list[int | None] = []
+            too_late = threading.Timer(20, consumer.stop)
+            too_late.start()
+            beats_until = None
+            for offset in way(consumer):
+                seen.append(offset)
+                if len(seen) == MESSAGES:
+                    beats_until = threading.Timer(10 * HI / 1000, consumer.stop)
+                    beats_until.start()
+            too_late.cancel()
+        assert seen == list(range(MESSAGES))
+        (line,) = [x.getMessage() for x in caplog.records if "none was ever reported as done" in x.getMessage()]
+        assert f"delivered {MESSAGES} message(s)" in line and "consumer.done(message)" in line
+
+
+def test_what_a_cancelled_call_took_comes_again_though_nothing_is_done() -> None:
+    async def main() -> list[int]:
+        cluster = memory_cluster(1, 0)
+        async with (
+            aio.Marshal.on_cluster(cluster.connect("a"), group_id=GROUP, heartbeat_interval_ms=HI) as marshal,
+            marshal.consumer([TOPIC], auto_done=False) as consumer,
+        ):
+            lost = asyncio.ensure_future(consumer.poll(None))
+            while not await consumer.assignment():
+                await asyncio.sleep(0.01)
+            lost.cancel()
+            for _ in range(2):
+                cluster.broker.produce(TOPIC, 0, None, b"v")
+            found = [await consumer.poll(10), await consumer.poll(10)]
+            return sorted(message.offset() for message in found if message is not None)
+
+    assert asyncio.run(asyncio.wait_for(main(), 30)) == [0, 1]
 
 
 def test_for_asyncio(cluster: MemoryCluster) -> None:

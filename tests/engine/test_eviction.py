@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 
 import pytest
@@ -95,7 +96,7 @@ def test_c18_a_message_that_its_handler_has_dropped_is_not_in_flight(dropped: bo
     at = evicted(net, member)
     for _ in range(20):
         net.run(HI)
-        member.consumers[0].delivery.reclaim(net.now - HI, net.now)
+        member.consumers[0].delivery.reclaim(net.now - HI, -inf, net.now)
         member.settle()
     assert bool(claims(net, member, at)) is dropped
     assert len(kept) == (not dropped)

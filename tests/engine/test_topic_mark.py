@@ -8,7 +8,7 @@ from kafka_marshal.engine.work.assignment import Stage
 from kafka_marshal.engine.work.topic_mark import FIRST_MARK, NO_ID, SENT_AT_ONCE, Marked, mark_of, split
 from kafka_marshal.errors import PositionLostError
 from kafka_marshal.ports import TopicInfo
-from rationalizer import ClaimingPartition, CommitRanges, ReleasingPartition
+from rationalizer import ClaimingPartition, CommitRanges, Heartbeat, HeartbeatBatch, ReleasingPartition
 from rationalizer.limits import MAX_OFFSET
 from tests.engine.harness import HI, FakeMessage, Member, Net
 from tests.engine.scenes import reposition, taken
@@ -87,10 +87,10 @@ def test_p12_a_mark_that_was_lost_on_its_way_is_sent_again() -> None:
     net = Net(cps=1)
     net.topic("t", 1, end=50, tid="id-1")
     member = net.member("a")
+    member.drop_if = lambda record: isinstance(record, CommitRanges)
     member.consumer("t")
     net.run_until(lambda: member.held() == [T0])
     member.work()
-    member.drop_if = lambda record: isinstance(record, CommitRanges)
     net.run(2 * HI)
     assert marks(net) == frozenset()
     member.drop_if = lambda record: False
@@ -187,20 +187,92 @@ def test_p12_a_broker_without_topic_ids_is_believed() -> None:
     assert one_life(net, "b").held() == [T0]
 
 
-def test_p12_marks_come_a_few_at_a_time() -> None:
+def test_p12_positions_of_before_are_marked_a_few_at_a_time() -> None:
+    """A member with thousands must not flood the log at its start; with the first messages all marks go at once."""
     partitions = 3 * SENT_AT_ONCE
     net = Net(cps=1)
     net.topic("t", partitions, end=2, tid="id-1")
+    for partition in range(partitions):
+        epoch = net.write(ClaimingPartition("old-1", "old", "g", "t", partition, HI), 0)
+        net.write(ReleasingPartition("old-1", "old", "g", "t", partition, epoch, 1), 0)
     member = net.member("a")
     member.consumer("t")
     net.run_until(lambda: len(member.held()) == partitions)
-    while member.work(1_000):
-        pass
-    before = len(net.records())
     net.run(6 * HI)
-    sent = [record for record in net.records()[before:] if isinstance(record, CommitRanges)]
+    sent = [record for record in net.records() if isinstance(record, CommitRanges)]
     assert {record.partition for record in sent} == set(range(partitions))
     assert len(sent) == partitions
+
+
+@pytest.mark.parametrize("how", ["done", "flight", "release", "ranges"])
+def test_p12_no_progress_is_in_the_log_before_its_mark(how: str) -> None:
+    """However early the topic is recreated: what the log says is done is of a topic that it names."""
+    net = Net(cps=1)
+    net.topic("t", 1, end=50, tid="id-1")
+    member = net.member("a")
+    consumer = member.consumer("t")
+    net.run_until(lambda: member.held() == [T0])
+    messages = taken(member, 5)
+    for message in messages[1 if how == "ranges" else 0 :] if how != "flight" else ():
+        member.done(message)
+    if how == "release":
+        consumer.close(net.now)
+    net.run(2 * HI)
+    records = net.records()
+    [at] = [
+        place
+        for place, record in enumerate(records)
+        if isinstance(record, CommitRanges) and record.ranges[0][0] >= FIRST_MARK
+    ]
+    told = [place for place, record in enumerate(records) if says_what_is_done(record)]
+    assert bool(told) == (how != "flight")
+    assert all(place > at for place in told)
+
+
+def says_what_is_done(record: object) -> bool:
+    """Whether it reports an offset as done."""
+    match record:
+        case CommitRanges(ranges=[(first, _), *_]):
+            return first < FIRST_MARK
+        case ReleasingPartition() | Heartbeat():
+            return record.last_offset is not None
+        case HeartbeatBatch():
+            return any(entry.last_offset is not None for entry in record.entries)
+    return False
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+@pytest.mark.parametrize(("done", "at_most_once"), [(0, False), (3, False), (3, True)])
+def test_p12_a_topic_recreated_before_the_first_heartbeat_is_lost_for_the_next_member_too(
+    done: int, at_most_once: bool, deleted: bool
+) -> None:
+    net = Net(cps=1)
+    net.topic("t", 1, end=50, tid="id-1")
+    member = net.member("a")
+    consumer = member.consumer("t", at_most_once=at_most_once)
+    net.run_until(lambda: member.held() == [T0])
+    if at_most_once:
+        member.work_granted()
+    else:
+        messages = taken(member, 5)
+        for message in messages[:done]:
+            member.done(message)
+    if deleted:
+        member.engine.metadata({}, net.now)
+    net.topic("t", 1, end=500, tid="id-2")
+    net.tell_topics()
+    net.run(5 * HI)
+    assert T0 in consumer.blocked
+    consumer.close(net.now)
+    net.run_until(lambda: not net.world(T0).held)
+    net.members.remove(member)
+    heir = net.member("b")
+    second = heir.consumer("t", at_most_once=at_most_once)
+    net.run(5 * HI)
+    [error] = second.errors
+    assert "made anew" in str(error) and not worked(heir)
+    assert f"at offset {net.world(T0).progress.stable + 1}," in str(error)
+    assert marks(net) == {mark_of("id-1")}
 
 
 def test_p12_what_is_done_beyond_a_gap_stays_apart_from_the_mark() -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import click
 
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.archive import archive_option, is_alone, open_history
-from kafka_marshal.cli.connection import id_argument
+from kafka_marshal.cli.connection import connected, id_argument
 from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
 from kafka_marshal.cli.names import complete_group, complete_topic, read_names, refuse_name
 from kafka_marshal.cli.options import Options, time_option
 from kafka_marshal.cli.output import Cell, Column, print_json, print_table, progress, say
+from kafka_marshal.errors import MarshalError
 from kafka_marshal.observe.names import names_of
 from kafka_marshal.observe.rows import STATES
 from kafka_marshal.observe.text import clock_text, local_ms, time_text
@@ -105,7 +106,8 @@ def who(
     if options.json:
         print_json(_json(owned))
     elif owned.spans:
-        _print_answer(owned)
+        is_now = at is None and offset is None and from_dump is None and not is_alone(options, place)
+        _print_answer(owned, _why_lost(options, owned) if is_now else "")
     if not owned.spans:
         is_offline = from_dump is not None or is_alone(options, place)
         known = names_of([owned.world]) if is_offline else read_names(options, options.timeout)
@@ -180,11 +182,27 @@ def _check_offset(offset: int | None, end: int, cp: int) -> None:
 # -- the answer ----------------------------------------------------------------------------------------------
 
 
-def _print_answer(owned: Ownership) -> None:
+def _why_lost(options: Options, owned: Ownership) -> str:
+    """Why its position is not in the topic that there is now; "": it is, or this can't be asked (*blocking*)."""
+    from kafka_marshal.client.view import holdings
+    from kafka_marshal.engine.work.topic_mark import why_lost
+
+    group, *key = owned.key
+    with suppress(MarshalError), connected(options) as cluster:
+        info = cluster.topic_info([owned.key[1]], options.timeout).get(owned.key[1])
+        for held, progress in holdings(owned.world, group) if info is not None else ():
+            if [held.topic, held.partition] == key:
+                return why_lost(info, progress, None)
+    return ""
+
+
+def _print_answer(owned: Ownership, lost: str) -> None:
 
     group, topic, partition = owned.key
     say(f"{group}, {topic} partition {partition} (kept in partition {owned.cp} of the log)")
     say(_answer(owned))
+    if lost:
+        say(f"But {lost}: nothing is delivered until it is set (kafka-marshal check).")
     if owned.at is not None and owned.at > owned.world.log_time:
         say(f"Its part of the log ends at {time_text(owned.world.log_time)}; what came after is not in it.")
     if owned.at is None and owned.at_offset is None:

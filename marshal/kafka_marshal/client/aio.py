@@ -391,11 +391,11 @@ class Consumer(Generic[C]):
 
     async def poll(self, timeout: float | None = None) -> Message | None:
         """The next message, or None after timeout seconds. If it is cancelled, its message comes again later."""
-        return await self._calls(self.sync.poll, timeout)
+        return await self._calls.taking(self.sync, self.sync.poll, timeout)
 
     async def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
         """Up to num_messages, as many as came within timeout seconds; as ``poll`` if it is cancelled."""
-        return await self._calls(self.sync.consume, num_messages, timeout)
+        return await self._calls.taking(self.sync, self.sync.consume, num_messages, timeout)
 
     @overload
     def batches(
@@ -406,7 +406,7 @@ class Consumer(Generic[C]):
     async def batches(self, max_messages: int = 500, timeout: float = 1.0) -> AsyncIterator[Any]:
         """Batches of one partition each, not done before ``batch.done()``."""
         batches = self.sync.batches(max_messages, timeout)
-        while (batch := await self._calls(next, batches, None)) is not None:
+        while (batch := await self._calls.taking(self.sync, next, batches, None)) is not None:
             yield batch
             del batch
 

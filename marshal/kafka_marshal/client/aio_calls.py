@@ -7,10 +7,14 @@ import inspect
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kafka_marshal.node.serving import LOOK_S, Answer, Servants
 from kafka_marshal.runtime import EMPTY, THREADS, is_ours
+
+if TYPE_CHECKING:
+    from kafka_marshal.client.consumer import Consumer
 
 T = TypeVar("T")
 
@@ -79,6 +83,23 @@ class Calls:
     async def __call__(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
         """Returns the function's value. If it is cancelled, no task waits any more, but the function continues."""
         return await asyncio.wrap_future(self._threads.submit(_as_a_user, partial(function, *args, **named)))
+
+    async def taking(self, consumer: Consumer, function: Callable[..., T], *args: Any) -> T:
+        """A call that returns messages. No task sees what it takes after it was cancelled: that comes again."""
+        now_ms = consumer._driver.now_ms
+        span = [now_ms(), inf]
+
+        def take() -> T:
+            try:
+                return function(*args)
+            finally:
+                span[1] = now_ms()
+
+        try:
+            return await self(take)
+        except asyncio.CancelledError:
+            consumer._undone.cancelled.append(span)
+            raise
 
     def end(self) -> None:
         self._threads.shutdown(wait=False)

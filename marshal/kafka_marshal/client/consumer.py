@@ -68,8 +68,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         """Messages, one by one. Ends after ``stop()`` or ``close()``.
 
         Each is done when the next one is asked for, unless the consumer was made with ``auto_done=False``.
-        If the loop is left by ``break`` or by an exception, the message in flight is not done: it comes again, here
-        or at the next holder.
+        Left by ``break`` or an exception, the message in flight is not done: it comes again, here or elsewhere.
         """
         self._refuse_in_transactions("iterating")
         if self._options.settings.at_most_once:
@@ -169,8 +168,9 @@ class Consumer(FetchingConsumer["Consumer"]):
     def poll(self, timeout: float | None = None) -> Message | None:
         """The next message, or None after timeout seconds (None: wait until there is one, or ``stop()``).
 
-        It is not done before ``done(message)``. Loop ``while not marshal.stopping``: after ``stop()`` every call waits
-        for its timeout (without one, a tenth of a second) and returns None; after ``close()`` it raises ClosedError.
+        It is not done before ``done(message)``; of a program that never calls it, the next ones come all the same (see
+        docs/threads.md). Loop ``while not marshal.stopping``: after ``stop()`` every call waits for its timeout
+        (without one, a tenth of a second) and returns None; after ``close()`` it raises ClosedError.
         """
         message: Message | None = None
         out = [0]

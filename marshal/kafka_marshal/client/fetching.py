@@ -38,6 +38,7 @@ from kafka_marshal.engine.consumer_inputs import (
     UndoRun,
 )
 from kafka_marshal.engine.effects import TakeOver
+from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.share_inputs import GiveBackRun, ParkMessage
 from kafka_marshal.engine.work.assignment import Grant, Run
 from kafka_marshal.engine.work.delivery import Delivery
@@ -56,41 +57,56 @@ from rationalizer.levels import SHARING_LEVEL
 #: With this number of messages delivered and none done, the program probably does not report what is done.
 MANY = 1_000
 
-#: With fewer, this long (ms) after a second call for messages: a handler may take a while.
+#: With fewer, this long (ms) after a second call for messages: a handler may take a while. At once if the program has
+#: dropped more than one: nobody can say any more that those are done.
 LONG_MS = 60_000.0
+
+#: Said again after this time (ms), with the count of then.
+SAID_EVERY_MS = 600_000.0
 
 #: What user threads report; the engine gets it in this order.
 Said = Message | Run | Finished | Park | ParkMessage | GiveBackRun
 
 
 class Undone:
-    """The messages of one consumer, until the first is done."""
+    """The messages of one consumer, until the first is done: they stay in flight, also if the program drops them."""
 
     def __init__(self) -> None:
-        self._is_told = False
-        #: When a second call for messages was first seen, with nothing done (own clock, ms).
+        #: When it was said last, and when a second call for messages was first seen (own clock, ms).
+        self._said_at = -inf
         self._since: float | None = None
+        #: Cancelled calls: from when to when (own clock, ms) they may have taken messages that no task saw.
+        self.cancelled: list[list[float]] = []
 
-    def look(self, runs: Iterable[Run], dropped: int, now: float) -> str:
-        """The warning, once; "": none is due. dropped: how many messages the program had, and has dropped."""
-        if self._is_told:
+    def look(self, runs: Iterable[Run], before: float, now: float) -> str:
+        """The warning; "": none is due. before: a message delivered since then may be on its way (own clock, ms)."""
+        if now < self._said_at + SAID_EVERY_MS:
             return ""
-        handed_out = dropped
+        handed_out = dropped = 0
         calls: set[int] = set()
         for run in runs:
             handed_out += run.left
+            dropped += 0 if run.has_left else len(run.dropped(before))
             calls.update(id(taken.out) for taken in run.taken if taken.out[0])
-        if self._since is None and (dropped or len(calls) > 1):
+        if self._since is None and len(calls) > 1:
             self._since = now
-        if handed_out < MANY and (self._since is None or now < self._since + LONG_MS):
+        is_long = self._since is not None and now >= self._since + LONG_MS
+        if handed_out < MANY and dropped < 2 and not is_long:
             return ""
-        self._is_told = True
+        self._said_at = now
         return (
-            f"poll(), consume() or batches() have handed out {handed_out:,} message(s), and none was ever reported as "
-            "done: their partitions are never handed over to another member, and all of it is repeated after a "
-            "restart. Call consumer.done(message), or batch.done(), once it is handled; or iterate over the consumer, "
-            'or use delivery="at-most-once"'
+            f"poll(), consume() or batches() have delivered {handed_out:,} message(s), and none was ever reported as "
+            "done. None is lost: they stay in flight, and come again after a restart or at the next owner. "
+            f"At {MAX_IN_HAND_MESSAGES:,} of a partition, or half of max_bytes_in_flight, nothing "
+            "more is delivered. Call consumer.done(message), or batch.done(), once it is handled; or iterate over "
+            'the consumer, or use delivery="at-most-once"'
         )
+
+    def since(self, before: float) -> float:
+        """From when on messages that the program has dropped come again, though it reports none as done."""
+        found = min((began for began, _ in self.cancelled), default=inf)
+        self.cancelled = [each for each in self.cancelled if each[1] >= before]
+        return found
 
 
 #: Messages an iteration takes at a time. Those that it has not reached are not in flight, and can be given back.
@@ -238,14 +254,20 @@ class FetchingConsumer(Membership[S]):
             self._take(Regather(number))
 
     def _reclaim(self, before: float) -> None:
-        """Deliver again what was delivered before that time (ms), and then dropped; the lock is held."""
+        """Deliver again what was delivered before that time (ms), and then dropped; the lock is held.
+
+        A program that reports nothing as done continues, as with confluent-kafka: only what a cancelled call took comes
+        again, and what a release would wait for.
+        """
         if self._options.settings.at_most_once:
             return
-        if not self._delivery.is_done_said:
+        since = -inf
+        if not self._delivery.is_done_said and self._options.settings.sharing is None:
+            since = self._undone.since(before)
             runs = [run for x in self._engine.assignments.values() for run in x.tracker.runs.values() if run.is_marked]
-            if text := self._undone.look(runs, self._delivery.dropped, self._driver.now_ms()):
+            if text := self._undone.look(runs, before, self._driver.now_ms()):
                 self._take(Say(self._engine.number, text))
-        self._take(Reclaim(self._engine.number, before))
+        self._take(Reclaim(self._engine.number, before, since))
 
     def _undo(self, run: Run | None) -> None:
         """Take back a run that did not reach the thread that asked for it, or that the thread has left."""

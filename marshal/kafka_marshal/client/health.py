@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kafka_marshal.client.breaker import FAILING, SAID_AFTER_MS
 from kafka_marshal.engine.groups.member import MemberState
 from kafka_marshal.engine.plane import HUNG, Checkpointing
+from kafka_marshal.engine.settings import Why
 from kafka_marshal.engine.work.behind import HANGS_MS
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.hot_keys import HotKey
@@ -141,7 +142,9 @@ def examine(driver: Driver, *, closed: bool) -> Health:
             )
         others.extend(_failing(driver, now))
     crowded = () if closed or ends else tuple(_crowded(driver, driver.engine.settings.group_id))
-    problems = (*ends, *others, *(str(one) for one in crowded if one.is_full))
+    stuck = tuple(one for each in list(driver.engine.consumers.values()) for one in each.positions.stuck.found)
+    full = (*(one for one in crowded if one.is_full), *(one for one in stuck if one.why == Why.NO_ROOM))
+    problems = (*ends, *others, *map(str, full))
     state = next((str(member.state(now)) for member in list(driver.engine.groups.values())), "")
     is_beating = driver.effects.appends.failures.failing is None and state != MemberState.REDISCOVER
     return Health(
@@ -156,7 +159,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
         + sum(len(member.pieces) for member in list(driver.engine.groups.values())),
         state=state,
         checkpoints=next((str(x.state) for x in _checkpoints(driver) if x.newest is not None), ""),
-        stuck=tuple(one for each in list(driver.engine.consumers.values()) for one in each.positions.stuck.found),
+        stuck=stuck,
         held_back=tuple(one for each in list(driver.engine.consumers.values()) for one in held_back(each, now)),
         handlers=handlers,
         handlers_wanted=wanted,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from kafka_marshal.engine.consumer_inputs import CollectRange, EndsFound, LoseRanges, OpenRanges, TakeRanges
+from kafka_marshal.engine.consumer_inputs import CollectRange, EndsFound, LoseRanges, OpenRanges, Recreated, TakeRanges
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.inputs import Input
 from kafka_marshal.engine.work.consumer import ConsumerEngine
@@ -143,7 +143,16 @@ class RangeTaker:
         if not keys:
             return []
         marks = self._marks.look_up(keys)
+        with self._driver.locked(step=False):
+            found = self._consumer._engine.assignments
+            new = {key[0] for key, (_, end) in marks.items() if key in found and found[key].tracker.open_from() < end}
+        # Nobody reads here who would notice. The answer is younger than the log ends: those are of this topic.
+        infos = self._driver.cluster.topic_info(sorted(new), LOOKUP_TIMEOUT_S) if new else {}
         with self._driver.locked():
+            for name, info in infos.items():
+                known = self._consumer._engine.subscription.topic_id(name)
+                if known is not None and info.topic_id not in ("", known):
+                    self._consumer._take(Recreated(self._number, name, info.topic_id))
             self._consumer._take(EndsFound(self._number, {key: end for key, (_, end) in marks.items()}))
         return self._take(_bounded(marks, ends), max_records, only_full=False)
 

@@ -293,10 +293,14 @@ class UndoRun(NamedTuple):
 
 
 class Reclaim(NamedTuple):
-    """Deliver again what the user received before that time (own clock, ms) and has dropped without ``done``."""
+    """Deliver again what the user received before that time (own clock, ms) and has dropped without ``done``.
+
+    since: not what it received earlier; but of partitions that are being released, all.
+    """
 
     consumer: int
     before: float
+    since: float = -inf
 
 
 class Regather(NamedTuple):

@@ -299,6 +299,8 @@ class Engine:
         for cp in [cp for cp, ask_at in self._unknown_time.items() if now >= ask_at]:
             del self._unknown_time[cp]
             self.outbox.append(cp, Tick(*self.ids))
+        for consumer in self.consumers.values():
+            consumer.positions.marks.step(now)  # ahead of the first beats that say what is done (P12)
         silent_cps = self._silent_cps(now)
         beaten = self.book.wake(now, silent_cps)
         self.leases.step(now)

@@ -85,6 +85,7 @@ class Why(StrEnum):
     NO_LEADER = "no leader"
     POSITION = "position lost"
     TRANSACTION = "no transaction"
+    NO_ROOM = "no room"
 
 
 def _raise(error: BaseException) -> NoReturn:

@@ -177,7 +177,7 @@ def problems_of(
     found += [*_members(group, max_silence_ms), *old, *_crashed(group)]
     if group.all_silent is not None and group.all_silent.members > 1:
         found = [_all_silent(group, group.all_silent), *(each for each in found if each.kind not in _OF_SILENT)]
-    free = [row for row in group.unheld if row.client is None and not row.no_topic]
+    free = [row for row in group.unheld if row.client is None and not (row.no_topic or row.lost)]
     if free and not group.is_over:
         found.append(Problem(name, "no_holder", _unheld_text(group, free), len(free), free))
     deleted = [row for row in group.leases if row.deleted]

@@ -6,12 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kafka_marshal.observe.open_transactions import behind_transactions
 from kafka_marshal.observe.rows import NO_PROGRESS, patience_ms, span_text
 from kafka_marshal.observe.verdict import WINDOW_MS, verdict
 from kafka_marshal.ports import FaultKind
+from rationalizer.limits import MAX_INTERVALS
 
 if TYPE_CHECKING:
     from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
@@ -60,13 +62,23 @@ def mark_stuck(cluster: Cluster, rows: list[LeaseRow], now_ms: int) -> list[Leas
     ]
 
 
-def mark_held_back(cluster: Cluster, rows: list[LeaseRow]) -> list[LeaseRow]:
-    """The rows, with the message that blocks a partition while later ones are done."""
+def mark_held_back(
+    cluster: Cluster, rows: list[LeaseRow], most: Mapping[str, int] = MappingProxyType({})
+) -> list[LeaseRow]:
+    """The rows, with the message that blocks a partition while later ones are done.
+
+    most: how many intervals beyond gaps the log keeps, by group (P5).
+    """
     waiting = {(row.topic, row.partition): row.position for row in rows if _is_held_back(row)}
     if not waiting:
         return rows
     _, found = _probe(cluster, dict(list(waiting.items())[:PROBED_AT_MOST]))
-    return [_with_key(row, found.get((row.topic, row.partition))) if _is_held_back(row) else row for row in rows]
+    return [
+        _with_key(row, found.get((row.topic, row.partition)), most.get(row.group, MAX_INTERVALS))
+        if _is_held_back(row)
+        else row
+        for row in rows
+    ]
 
 
 def _is_held_back(row: LeaseRow) -> bool:
@@ -80,7 +92,7 @@ def _is_held_back(row: LeaseRow) -> bool:
     return not row.stuck and bool(row.lag) and min(row.still_ms, row.waiting_ms or 0) >= patience
 
 
-def _with_key(row: LeaseRow, message: Message | None) -> LeaseRow:
+def _with_key(row: LeaseRow, message: Message | None, most: int) -> LeaseRow:
     by = "" if message is None or message.offset() != row.position else f" by {_key_text(message.key())}"
     still_ms = min(row.still_ms, row.waiting_ms or 0)
     still = (still_ms, row.is_still_longer and still_ms == row.still_ms)
@@ -88,6 +100,8 @@ def _with_key(row: LeaseRow, message: Message | None) -> LeaseRow:
         still = (row.stable_ms or 0, row.stable_at_least)
     others = "" if row.beyond else f", while {row.client} handles other partitions"
     text = f"held back at offset {row.position} for {span_text(*still)}{by}{others}"
+    if len(row.ranges) >= max(1, most - 1):  # besides the mark
+        text += f"; nothing above is delivered, as the log keeps no more intervals (max_individual_commits, {most:,})"
     return replace(row, held_back=text, stuck=f"{row.stuck} ({text})" if row.stuck else "")
 
 

@@ -312,7 +312,8 @@ class View:
         if self.outage:  # known positions may lie beyond the last known log ends
             return [replace(row, outage=True) for row in self._rows]
         now_ms, known = self.silence.now_ms(), self.fold.checkpoints
-        taking = {x.group_id: (x, row) for x in self.coordinated() if (row := checkpoints_row(x, now_ms, known))}
+        groups = {each.group_id: each for each in self.coordinated()}
+        taking = {name: (x, row) for name, x in groups.items() if (row := checkpoints_row(x, now_ms, known))}
         rows = [
             self._row(cp, info, progress, now_ms, taking.get(info.group_id))
             for cp, world in self.worlds.items()
@@ -320,8 +321,9 @@ class View:
         ]
         rows.sort(key=lambda row: (row.group, row.topic, row.partition, row.lo))
         log_times = {cp: world.log_time for cp, world in self.worlds.items()}
-        rows = self.silence.judge(rows, self.coordinated(), self.fold.workers(now_ms - _HISTORY_MS), log_times)
-        rows = mark_held_back(self._cluster, mark_stuck(self._cluster, rows, now_ms))
+        rows = self.silence.judge(rows, groups.values(), self.fold.workers(now_ms - _HISTORY_MS), log_times)
+        most = {name: each.settings.max_individual_commits for name, each in groups.items()}
+        rows = mark_held_back(self._cluster, mark_stuck(self._cluster, rows, now_ms), most)
         rows = [with_checkpoints(row, taking[row.group][1]) if row.group in taking else row for row in rows]
         self._rows = mark_verdicts(self._cluster, rows, self.meter, now_ms, self.patience_s)
         return self._rows

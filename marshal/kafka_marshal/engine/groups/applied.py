@@ -106,6 +106,9 @@ class AppliedRecords:
         if own and outcome.accepted and outcome.of_group and not outcome.is_a(LeaveGroup, *SENDERLESS):
             self._member.proof.applied(cp, offset, outcome.log_time, now)
             self._holdings.prove()
+        if outcome.is_a(ConfigureGroup) and group is not None:
+            for piece in self._holdings.pieces.values():
+                piece.most_intervals = group.settings.max_individual_commits
         if outcome.is_a(ForgetGroup, ReleaseGroup):
             self._holdings.changed()
         if outcome.is_a(BeginCheckpoint, Tick):

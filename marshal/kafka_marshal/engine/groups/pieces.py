@@ -81,7 +81,7 @@ class HeldPiece:
         #: As for a lease: it is over after two of them.
         self.heartbeat_interval_ms: int = session_timeout_ms // 2
         self.owner: Owner = owner
-        #: How many intervals the log keeps beyond a gap (P5), by the group's settings at the start of this piece.
+        #: How many intervals the log keeps beyond a gap (P5), by the group's settings.
         self.most_intervals: int = MAX_INTERVALS if group is None else group.settings.max_individual_commits
         allows = group is None or group.settings.accept_individual_commit
         #: Whether its cut must have no gaps: a checkpoint can't name ranges of some keys, nor in a group without them.

@@ -134,6 +134,7 @@ class SharedAssignment(Assignment):
         entries = settling.entries(progress, now, again_ms, held)
         if entries is None and taking is None:
             return False
+        self.consumer.positions.marks.ahead(self, now)
         self.consumer.shares.settle(self.lease, entries, taking, now)
         self.sent_at = now
         return True
@@ -594,6 +595,7 @@ class SharedConsumer(ConsumerEngine):
         if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
             assignment.tracker.moved.fetched += len(messages)
             assignment.watch.quiet = None  # what is given back is read again, from the same offset
+            self.positions.marks.come(assignment)
             assignment.put(messages)
 
     def reached(self, key: Key, end: int, now: float) -> None:

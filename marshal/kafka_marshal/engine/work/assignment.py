@@ -122,6 +122,14 @@ class Scheduling(Protocol):
         """Check it at each step: its stage is temporary, or its grant waits for an answer."""
 
 
+class Marking(Protocol):
+    """Has the log say of which topic a position is (P12)."""
+
+    def come(self, assignment: Assignment) -> None: ...
+
+    def ahead(self, assignment: Assignment, now: float, *, again: bool = False) -> None: ...
+
+
 class Reporting(Protocol):
     """Reports partitions that are stuck."""
 
@@ -158,6 +166,9 @@ class Positioning(Protocol):
 
     @property
     def stuck(self) -> Reporting: ...
+
+    @property
+    def marks(self) -> Marking: ...
 
     def reread(self, assignment: Assignment) -> None:
         """Fetch again from the progress in the log."""
@@ -504,6 +515,7 @@ class Assignment:
             and not self.user_paused
             and now < self.lease.hand_out_until
             and self.tracker.in_hand < MAX_IN_HAND_MESSAGES
+            and not is_out_of_room(self)
             and (self.open is None or not self.open.is_full or self.buffer.has_open)
         )
 
@@ -560,6 +572,15 @@ class Assignment:
     def over(self) -> bool:
         """Whether the assignment has ended: released, or lost."""
         return self.stage in (Stage.RELEASED, Stage.LOST)
+
+
+def is_out_of_room(assignment: Assignment) -> bool:
+    """Whether only what lies in a gap may be handed out: the log keeps nothing more of what is done above (G15)."""
+    tracked, keys = assignment.tracker, assignment.lease.keys
+    if not tracked.has_islands or tracker.room(tracked, assignment.lease.most_intervals) > 0 or (keys and keys.is_part):
+        return False
+    first = assignment.buffer.first
+    return (assignment.buffer.fetch_next if first is None else first) > tracked.done.intervals.lasts[-1]
 
 
 def live_stable(consumer: Mover, key: Key) -> int | None:

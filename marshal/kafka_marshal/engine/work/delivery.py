@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.figures import Moved
@@ -21,6 +22,7 @@ from kafka_marshal.engine.work.memory import InFlight
 from kafka_marshal.engine.work.owed import Owed
 from kafka_marshal.engine.work.purgatory import Finished
 from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.engine.work.tracker import room as room_beyond
 from kafka_marshal.ports import Message
 
 
@@ -47,9 +49,8 @@ class Delivery:
         self.ignored_done: Counter[Key] = Counter()
         #: Counters of each partition that was ever claimed.
         self.moved: dict[Key, Moved] = {}
-        #: Whether the user has ever called done; how many messages were dropped without it.
+        #: Whether the user has ever called done.
         self.is_done_said: bool = False
-        self.dropped: int = 0
         #: What was taken away with messages in flight.
         self.owed: Owed = Owed(consumer, self.in_lanes, self._last_heard)
         #: A handler took too long, and no user's thread has called since; see is_hung().
@@ -61,6 +62,7 @@ class Delivery:
         assignment = self._consumer.assignments.get(key)
         if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
             assignment.tracker.moved.fetched += len(messages)
+            self._consumer.positions.marks.come(assignment)
             assignment.put(messages)
             self._turns.setdefault(assignment)
 
@@ -162,6 +164,8 @@ class Delivery:
             return None
         room = self.in_lanes.share(assignment, max_messages) if self.in_lanes.is_active else self._room_in_hand()
         most = min(max_messages, room, MAX_IN_HAND_MESSAGES - assignment.tracker.in_hand)
+        if shared:  # each may be done before its neighbours
+            most = min(most, room_beyond(assignment.tracker, assignment.lease.most_intervals))
         run = assignment.take(max(1, most), iterating, now)
         self._in_hand_at_most += run.size
         assignment.tracker.hand_out(run)
@@ -213,17 +217,18 @@ class Delivery:
                     self._put_back(assignment, messages, covers_from)
         return settled
 
-    def reclaim(self, before: float, now: float) -> None:
-        """At least once: messages handed out before that time that the user dropped without done come again.
+    def reclaim(self, before: float, since: float, now: float) -> None:
+        """At least once: messages handed out since then and before that the user dropped without done come again.
 
         A cancelled task drops a message that it never saw; no one can call done for it any more.
         """
         for assignment in self.owed:  # calls that collected some of its messages must not hand them out
             self.recall(assignment, keep=False)
         for assignment in [*(x for x in self._consumer.assignments.values() if x.tracker.runs), *self.owed]:
-            for run in [run for run in assignment.tracker.runs.values() if run.is_marked and not run.has_left]:
-                dropped = run.dropped(before)
-                self.dropped += len(dropped)
+            after = -inf if assignment.releasing or assignment.over else since
+            marked = [run for run in assignment.tracker.runs.values() if after < inf and run.is_marked]
+            for run in [run for run in marked if not run.has_left]:
+                dropped = run.dropped(before, after)
                 _give_up(assignment, dropped)
                 for messages, covers_from in assignment.tracker.split(run, dropped):
                     if not assignment.over:

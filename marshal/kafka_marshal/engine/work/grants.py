@@ -83,6 +83,7 @@ class Grants:
     def send(self, assignment: Assignment, now: float) -> None:
         """Append the ClaimingMessages under way, possibly again; any accepted copy counts."""
         grant = assignment.grant
+        self._consumer.positions.marks.ahead(assignment, now)
         if grant is not None and grant.run.is_open:
             grant.sent_at = now
             entries = Entries(done=((grant.run.covers_from, grant.last_offset),))

@@ -6,7 +6,16 @@ from __future__ import annotations
 class Told:
     """What was reported to the log of an assignment, and when to resend it."""
 
-    __slots__ = ("mark_sent_at", "ranges", "ranges_due", "revoked_at", "start_beat", "start_beat_sent")
+    __slots__ = (
+        "has_come",
+        "mark_sent_at",
+        "ranges",
+        "ranges_due",
+        "revoked_at",
+        "start_beat",
+        "start_beat_sent",
+        "topic_id",
+    )
 
     def __init__(self) -> None:
         #: The last_offset of the start beat (P9) under way; None: there is none.
@@ -17,6 +26,10 @@ class Told:
         self.ranges_due: float = 0.0
         #: When the mark of its topic was sent (P12); None: not yet, or the log had it already.
         self.mark_sent_at: float | None = None
+        #: The id of the topic in which it began; None: not known yet. The name may be that of another topic by now.
+        self.topic_id: str | None = None
+        #: Whether messages of it have come: the mark goes ahead of what will be done of them.
+        self.has_come: bool = False
         #: Since when (own clock, ms) its release waits for messages in flight.
         self.revoked_at: float = 0.0
 

@@ -50,7 +50,7 @@ class Positions:
         self._subscription = subscription
         self._group_id = about.group_id
         self._want_ids = want_ids
-        self.marks: TopicMarks = TopicMarks(consumer.source, subscription)
+        self.marks: TopicMarks = TopicMarks(consumer.source, subscription, want_ids)
         self.stuck: StuckPartitions = StuckPartitions(consumer, about.group_id)
         #: Offsets that retention took before they were handed out, as (key, first, last) (P9).
         self.gaps: list[tuple[Key, int, int]] = []
@@ -74,7 +74,7 @@ class Positions:
         if is_made_anew is not False:
             self._consumer.enter(assignment, Stage.IDENTIFYING)
             if is_made_anew:
-                self._position_lost(assignment, assignment.buffer.fetch_next, None, None, now)
+                self._position_lost(assignment, None, None, None, now)
                 return
             self._want_ids()
         elif self._is_of_transactions(assignment):
@@ -134,6 +134,7 @@ class Positions:
 
     def topics_told(self, now: float) -> None:
         """The ids of topics may be known now: locate the assignments that wait for them."""
+        self.marks.identified()
         moving = self._consumer.schedule.pending.values()
         for assignment in [x for x in moving if x.stage is Stage.IDENTIFYING and x.lease.held]:
             if self.marks.is_made_anew(assignment.key) is not None:
@@ -250,8 +251,8 @@ class Positions:
             assignment, progress = self._consumer.assignments.get(key), self._consumer.source.view.progress(key)
             is_held = self._consumer.source.view.is_held(key)
             if assignment is not None and assignment.lease.held:
-                self._position_lost(assignment, assignment.buffer.fetch_next, None, None, now)
-            elif progress is not None and (is_held or progress.stable >= 0):
+                self._position_lost(assignment, None, None, None, now)
+            elif progress is not None and (self.marks.is_made_anew(key) or progress.stable >= 0):
                 if assignment is not None:
                     self._consumer.revocation.revoke(assignment, "the topic was made anew", now)
                 if not is_held:
@@ -273,8 +274,11 @@ class Positions:
         )
 
     def _position_lost(
-        self, assignment: Assignment, position: int, low: int | None, high: int | None, now: float
+        self, assignment: Assignment, position: int | None, low: int | None, high: int | None, now: float
     ) -> None:
+        """position: beyond the log; None: the topic is another one, and the log will have what is done by now."""
+        if position is None:
+            position = 1 + max(self._consumer.known_stable(assignment.key), assignment.done_through())
         where = RECREATED if high is None else f"the log holds offsets {low} to {high}"
         self._give_up(assignment, position, self._text(assignment.key, position, where, "Set it"), Loss.POSITION, now)
 

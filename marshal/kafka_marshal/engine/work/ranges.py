@@ -137,6 +137,7 @@ class RangeDelivery(Delivery):
     def _hand_out(self, run: RangeRun, now: float) -> None:
         assignment = run.assignment
         assignment.tracker.hand_out(run)
+        self._consumer.positions.marks.come(assignment)
         assignment.origin.is_new = False  # what its log loses from now on is a gap: it was there for us (P9)
         assignment.buffer.go_on_at(assignment.tracker.open_from())
         self._turns.move_to_end(assignment)

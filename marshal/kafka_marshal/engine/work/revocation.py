@@ -17,7 +17,7 @@ from kafka_marshal.engine.work.lanes import lasting
 from kafka_marshal.engine.work.positions import Positions
 from kafka_marshal.engine.work.run import first_in_hand
 from kafka_marshal.engine.work.schedule import Schedule
-from kafka_marshal.engine.work.tracker import beyond
+from kafka_marshal.engine.work.tracker import beyond, that_fit
 from rationalizer.limits import MAX_COMMIT_RANGES
 
 #: Losses after which what was done is reported, with the release.
@@ -171,6 +171,8 @@ class Revocation:
         if assignment.shown or reason in (Loss.POSITION, Loss.KAFKA_OFFSET, Loss.OPEN):
             self._consumer.call(Callback.REVOKE if reason == Loss.HANDED_OVER else Callback.LOST, assignment)
         if reason in _GIVES_BACK:
+            if reason == Loss.POSITION or assignment.told.has_come:
+                self._consumer.positions.marks.ahead(assignment, now, again=True)
             # It counts, too, unless another has the partition.
             self._consumer.settlements.send(assignment, now, ends=reason != Loss.HANDLER_TIMEOUT)
             last_offset = self._unreported(assignment)
@@ -198,13 +200,13 @@ class Revocation:
 
     def _release(self, assignment: Assignment, now: float) -> None:
         assignment.told.ranges_due = now
+        if self._unreported(assignment) is not None or self._consumer.known_stable(assignment.key) >= 0:
+            self._consumer.positions.marks.ahead(assignment, now)
         self._consumer.settlements.send(assignment, now, ends=True)
         self.commit_ranges(assignment, now)
         self._consumer.enter(assignment, Stage.RELEASED)
         assignment.buffer.clear()
         last_offset = self._unreported(assignment)
-        if last_offset is not None or self._consumer.known_stable(assignment.key) >= 0:
-            self._consumer.positions.marks.released(assignment, now)
         self._consumer.source.reports.let_go(assignment.lease, last_offset, assignment.releasing, now)
 
     def _unreported(self, assignment: Assignment) -> int | None:
@@ -224,10 +226,12 @@ class Revocation:
         progress = self._consumer.source.view.progress(assignment.key)
         if progress is None:
             return
-        new, told = beyond(assignment.tracker.done.ranges, progress.ranges), assignment.told
+        told, most = assignment.told, assignment.lease.most_intervals
+        new = that_fit(beyond(assignment.tracker.done.ranges, progress.ranges), progress.ranges, most)
         if not new or (new == told.ranges and now < told.ranges_due):
             return
         told.ranges = new
         told.ranges_due = now + assignment.lease.heartbeat_interval_ms
+        self._consumer.positions.marks.ahead(assignment, now)
         for place in range(0, len(new), MAX_COMMIT_RANGES):
             self._consumer.source.reports.commit(assignment.lease, new[place : place + MAX_COMMIT_RANGES])

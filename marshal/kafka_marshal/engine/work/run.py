@@ -10,6 +10,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from math import inf
 from operator import length_hint
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -280,21 +281,21 @@ class Run(Generic[A]):
         left = {id(message) for taken in self.taken for message in taken.messages[: taken.out[0]]}
         return sum(id(message) in left for message in self.messages)
 
-    def dropped(self, before: float) -> list[Message]:
-        """Messages delivered before that time (ms, own clock) that are not done and that the user has dropped."""
-        if (is_dropped := self.is_batch_dropped(before)) is not None:
+    def dropped(self, before: float, since: float = -inf) -> list[Message]:
+        """Messages delivered before that time (ms, own clock), and since then, not done, that the user has dropped."""
+        if (is_dropped := self.is_batch_dropped(before, since)) is not None:
             return [x for x, mark in zip(self.messages, self.marks, strict=True) if not mark] if is_dropped else []
-        return self.unreferenced(before) if self.is_settled else []
+        return self.unreferenced(before, since) if self.is_settled else []
 
     @reading
-    def is_batch_dropped(self, before: float) -> bool | None:
-        """Whether the user has dropped a batch that was delivered before that time; None: it is no batch."""
-        return None if self.holder is None else self.since < before and self.holder() is None
+    def is_batch_dropped(self, before: float, since: float) -> bool | None:
+        """Whether the user has dropped a batch that was delivered at that time; None: it is no batch."""
+        return None if self.holder is None else since <= self.since < before and self.holder() is None
 
     @reading
-    def unreferenced(self, before: float) -> list[Message]:
-        """Messages delivered before that time and not done, to which only the library still refers."""
-        old = {id(message) for taken in self.taken if taken.at < before for message in taken.messages}
+    def unreferenced(self, before: float, since: float) -> list[Message]:
+        """Messages delivered at that time and not done, to which only the library still refers."""
+        old = {id(message) for taken in self.taken if since <= taken.at < before for message in taken.messages}
         return [
             self.messages[index]
             for index in range(len(self.messages))

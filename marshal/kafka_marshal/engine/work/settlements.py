@@ -210,6 +210,7 @@ class Settlements:
         opened.is_full = bool(held)
         entries = opened.settling.entries(progress, now, assignment.lease.heartbeat_interval_ms, held)
         if entries is not None:
+            self._consumer.positions.marks.ahead(assignment, now)
             self._consumer.source.reports.settle(assignment.lease, entries, now)
 
     def held(self, assignment: Assignment, wanted: Settling, progress: Progress | None, now: float) -> list[int]:

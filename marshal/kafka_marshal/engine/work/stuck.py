@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kafka_marshal.engine.effects import Key, StartFetch, Warn
 from kafka_marshal.engine.settings import Why
-from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
+from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage, is_out_of_room
 from kafka_marshal.errors import PartitionStuckError, PositionLostError
 from kafka_marshal.ports import TopicInfo
 
@@ -36,6 +36,9 @@ LOOK_UP_AGAIN_MS = 1_000.0
 #: Reasons that last until someone acts. (They end a loop only on request: the next worker's loop would end, too.)
 UNREADABLE = frozenset({Why.UNREADABLE, Why.TOO_LARGE})
 
+#: Reasons that do not end because the position moves.
+_OWN_END = frozenset({Why.NO_LEADER, Why.NO_ROOM})
+
 
 class Stuck(NamedTuple):
     """A partition that is stuck."""
@@ -44,7 +47,7 @@ class Stuck(NamedTuple):
     partition: int
     #: The offset that comes next, once it continues.
     offset: int
-    #: "unreadable", "too large", "silent", "no leader", "position lost" or "no transaction".
+    #: "unreadable", "too large", "silent", "no leader", "position lost", "no transaction" or "no room".
     why: str
     #: What happened, what it means, and what to do.
     text: str
@@ -129,6 +132,22 @@ class StuckPartitions:
         """It can't be processed in transactions at present (M2)."""
         self._tell(assignment.key, Why.TRANSACTION, assignment.fetch_from, text, now)
 
+    def _look_at_room(self, key: Key, assignment: Assignment, now: float) -> None:
+        told, at = self._told.get(key), assignment.tracker.done.stable + 1
+        if assignment.lease.held and is_out_of_room(assignment):
+            self._tell(key, Why.NO_ROOM, at, self._out_of_room(assignment, at), now)
+        elif told is not None and told.stuck.why == Why.NO_ROOM:
+            self._goes_on(key, now)
+
+    def _out_of_room(self, assignment: Assignment, at: int) -> str:
+        (topic, partition), most = assignment.key, assignment.lease.most_intervals
+        return (
+            f"{topic} [{partition}]: done beyond gaps is as much as the log keeps ({most:,} intervals, the topic's "
+            f"mark included). Nothing more of it is delivered until offset {at} is done or given back; then it "
+            "continues. Nothing is lost; what is done beyond that would come again after a crash. Call done() in "
+            f"order, or raise the limit: kafka-marshal group {quote(self._group_id)} --set max_individual_commits=N"
+        )
+
     def has_transactions(self, key: Key, now: float) -> None:
         """It can be processed in transactions again."""
         if (told := self._told.get(key)) is not None and told.stuck.why == Why.TRANSACTION:
@@ -152,8 +171,9 @@ class StuckPartitions:
         """Check for stuck partitions. drained_at: when a read last took all messages that had arrived."""
         for key, assignment in self._consumer.assignments.items():
             told = self._told.get(key)
-            if told is not None and assignment.fetch_from > told.stuck.offset and told.stuck.why != Why.NO_LEADER:
+            if told is not None and assignment.fetch_from > told.stuck.offset and told.stuck.why not in _OWN_END:
                 self._goes_on(key, now)
+            self._look_at_room(key, assignment, now)
             if not assignment.over:
                 self._look_at(key, assignment, now, drained_at)
         for told in self._told.values():

@@ -180,6 +180,7 @@ class TakeOvers:
             why = f"the log keeps {assignment.lease.most_intervals} individual commits, and the mark is one too many"
             self._refuse(assignment, why, "raise max_individual_commits", now)
             return
+        self._consumer.positions.marks.ahead(assignment, now)
         self._consumer.source.reports.commit(assignment.lease, [(KAFKA_COUNTS, KAFKA_COUNTS)])
         self._wait(assignment, TakingStep.MARKING, now + assignment.lease.heartbeat_interval_ms)
 

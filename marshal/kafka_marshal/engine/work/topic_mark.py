@@ -94,15 +94,36 @@ def counts_in(topic_id: str, progress: Progress) -> bool:
 class TopicMarks:
     """The topics where one consumer's positions are valid: compared before a partition begins, committed later."""
 
-    def __init__(self, source: PartitionSource, subscription: Subscription) -> None:
+    def __init__(self, source: PartitionSource, subscription: Subscription, want_ids: Callable[[], object]) -> None:
         self._source = source
         self._subscription = subscription
+        self._want_ids = want_ids
         #: Assignments whose topic has no mark in the log yet.
         self._unmarked: deque[Assignment] = deque()
+        #: Those of which the first messages have come.
+        self._come: list[Assignment] = []
 
     def begun(self, assignment: Assignment) -> None:
         """A lease was granted."""
+        self._id_of(assignment)
         self._unmarked.append(assignment)
+
+    def come(self, assignment: Assignment) -> None:
+        """Messages of it are there: have the log say of which topic, before it says what of them is done."""
+        if not assignment.told.has_come:
+            assignment.told.has_come = True
+            self._come.append(assignment)
+
+    def _id_of(self, assignment: Assignment) -> str | None:
+        """The id of the topic in which it began, once that is known."""
+        if assignment.told.topic_id is None:
+            assignment.told.topic_id = self._subscription.topic_id(assignment.key[0])
+        return assignment.told.topic_id
+
+    def identified(self) -> None:
+        """The cluster has reported the ids of topics."""
+        for assignment in self._unmarked:
+            self._id_of(assignment)
 
     def _known(self, key: Key) -> frozenset[int]:
         progress = self._source.view.progress(key)
@@ -115,7 +136,7 @@ class TopicMarks:
             for assignment in self._unmarked
             if assignment.is_at_work
             and assignment.done_through() >= 0
-            and self._subscription.topic_id(assignment.key[0]) is None
+            and self._id_of(assignment) is None
             and not self._known(assignment.key)
         }
 
@@ -134,6 +155,15 @@ class TopicMarks:
         mark = mark_of(topic_id)
         return mark is not None and marks != {mark}
 
+    def step(self, now: float) -> None:
+        """Commit the marks of partitions whose first messages have come: all, since what is done of them follows."""
+        while self._come:
+            assignment = self._come.pop()
+            if self._id_of(assignment) is None:
+                self._want_ids()  # ``send`` has it later
+            elif assignment.lease.held:
+                self.ahead(assignment, now)
+
     def send(self, now: float) -> None:
         """Commit some of the marks that the log lacks."""
         sent = 0
@@ -151,15 +181,19 @@ class TopicMarks:
         if sent_at is not None and now < sent_at + assignment.lease.heartbeat_interval_ms:
             return False
         # If nothing is done, any topic of this name will do.
-        return (progress.stable >= 0 or bool(progress.ranges)) and self._send(assignment, now)
+        is_due = assignment.told.has_come or progress.stable >= 0 or bool(progress.ranges)
+        return is_due and self._send(assignment, now)
 
-    def released(self, assignment: Assignment, now: float) -> None:
-        """A lease is about to be released with its progress: mark it now if no mark was sent before."""
-        if assignment.told.mark_sent_at is None and not self._known(assignment.key):
-            self._send(assignment, now)
+    def ahead(self, assignment: Assignment, now: float, *, again: bool = False) -> None:
+        """Its progress is about to be reported: mark it now if no mark was sent before. again: also if one was."""
+        if again or assignment.told.mark_sent_at is None:
+            if not self._known(assignment.key):
+                self._send(assignment, now)
+            elif assignment.told.mark_sent_at is None:
+                assignment.told.mark_sent_at = now
 
     def _send(self, assignment: Assignment, now: float) -> bool:
-        mark = mark_of(self._subscription.topic_id(assignment.key[0]) or "")
+        mark = mark_of(self._id_of(assignment) or "")
         if mark is None:
             return False
         assignment.told.mark_sent_at = now

@@ -48,6 +48,24 @@ def beyond(islands: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]])
     return found
 
 
+def that_fit(new: list[tuple[int, int]], known: Sequence[tuple[int, int]], most: int) -> list[tuple[int, int]]:
+    """The new intervals with which the log keeps at most ``most``: the lowest, and all that widen a known one.
+
+    It would refuse all of them if it could not keep one (G15).
+    """
+    room = most - len(known)
+    if room >= len(new):
+        return new
+    firsts, lasts = {first - 1 for first, _ in known}, {last + 1 for _, last in known}
+    found = []
+    for first, last in new:
+        widens = first in lasts or last in firsts
+        if widens or room > 0:
+            found.append((first, last))
+            room -= not widens
+    return found
+
+
 A = TypeVar("A", bound=Counted)
 
 
@@ -335,3 +353,8 @@ class Tracker(Generic[A]):
             if since is not None and (oldest is None or since < oldest):
                 oldest = since
         return oldest
+
+
+def room(of: Tracker[A], most: int) -> int:
+    """How many more intervals beyond a gap the log keeps, if it keeps that many, one of them the topic's mark."""
+    return most - 1 - len(of.done.intervals)
