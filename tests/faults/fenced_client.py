@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import sys
 import time
+from typing import Any
 
 import confluent_kafka
 
 
 def main(bootstrap: str, topic: str, partitions: str, seconds: str, properties: str = "{}") -> None:
     """Read, and write as JSON: the version, and how many messages came."""
-    config = {
+    config: dict[str, Any] = {
         "bootstrap.servers": bootstrap,
         "group.id": "fenced",
         "enable.auto.commit": False,
