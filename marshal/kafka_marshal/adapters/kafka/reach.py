@@ -1,4 +1,4 @@
-"""How a broker that did not answer can be reached now: librdkafka says what its last attempt met, or guesses."""
+"""Whether the addresses of a cluster that did not answer can be reached now: librdkafka knows its last attempt only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Reached(StrEnum):
     SILENT = "accepts connections and is silent"
     REFUSED = "refuses connections: no process listens there"
     NO_ROUTE = "has no route: connections are neither accepted nor refused"
-    UNKNOWN = "is no name that is known here"
+    UNKNOWN = "is a name that can not be resolved"
     ANSWERS = "answers"
 
     @property
@@ -36,7 +36,7 @@ class Reached(StrEnum):
 
 
 _ADVICE = {
-    Reached.SILENT: "The broker is frozen, overloaded or starting: look at its process, its garbage collection and its "
+    Reached.SILENT: "The broker is frozen, overloaded or starting: check its process, its garbage collection and its "
     "disks. More workers make it worse",
     Reached.REFUSED: "Check that the broker runs, and that bootstrap_servers names its listener",
     Reached.NO_ROUTE: "Check that the broker's machine runs, and the network and firewalls between",
@@ -47,7 +47,7 @@ _ADVICE = {
 
 
 def reach(bootstrap_servers: str) -> dict[str, Reached]:
-    """What each address does now (*blocking*, for a second at most): those that time was left for."""
+    """What each address does now (*blocking*, for a second at most): in order, as time allows."""
     until, found = time.monotonic() + 2 * WAIT_S, dict[str, Reached]()
     for address in addresses(bootstrap_servers):
         if time.monotonic() < until:
