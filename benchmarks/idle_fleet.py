@@ -39,6 +39,9 @@ TICKS = os.sysconf("SC_CLK_TCK")
 #: Statistics of one member's reader, of librdkafka: this often (ms).
 LOOK_MS = 1_000
 
+#: How long a member's start may wait (s): all start at once, on two cores.
+START_S = 120.0
+
 #: As brokers run in production: with the JVM's second compiler, which a local broker does without to start sooner.
 JVM = ["-XX:TieredStopAtLevel=4"]
 
@@ -92,7 +95,10 @@ def hold(bootstrap: str, first: int, count: int, in_steps: bool, data_wait_ms: s
     with ExitStack() as stack:
         for number in range(first, first + count):
             config = {**common, **(looked if number == 0 else {})}
-            marshal = Marshal(bootstrap, group_id=GROUP, client_id=f"m-{number:04}", topic=COORDINATION, config=config)
+            name = f"m-{number:04}"
+            marshal = Marshal(
+                bootstrap, group_id=GROUP, client_id=name, topic=COORDINATION, config=config, timeout=START_S
+            )
             consumers.append(stack.enter_context(stack.enter_context(marshal).group_consumer([TOPIC])))
         while not all(consumer.assignment() for consumer in consumers):
             time.sleep(0.1)

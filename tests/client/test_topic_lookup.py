@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterable
 from typing import Never
 
@@ -77,8 +78,10 @@ def test_a_topic_that_can_not_be_counted_is_looked_up(scene: Scene, caplog: pyte
     assert f"topic {there}-later does not exist (yet)" in caplog.text
 
 
-def test_a_broker_too_busy_for_the_first_look_ups_is_asked_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a whole fleet starts at once; for good, the error names the cluster as ever."""
+def test_a_broker_too_busy_for_the_first_look_ups_is_asked_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a whole fleet starts at once: for as long as ``timeout`` says."""
     topic, member, left = scene.topic(messages=2), scene.member(), [3]
     late = f"{topic}-later"  # can't be counted, so it is looked up
     look_up = KafkaCluster.topic_info
@@ -93,13 +96,16 @@ def test_a_broker_too_busy_for_the_first_look_ups_is_asked_again(scene: Scene, m
         return look_up(self, wanted, timeout_s, max_age_s)
 
     monkeypatch.setattr(KafkaCluster, "topic_info", busy)
-    with member.consumer([topic, late]) as consumer:
+    with caplog.at_level(logging.WARNING), member.consumer([topic, late]) as consumer:
         assert take(consumer, 2) == [(0, 0), (0, 1)]
     assert left == [0]
+    assert "waits for its topics, asking again for 15 s: no answer" in caplog.text
     left[0] = 1_000_000
-    monkeypatch.setattr("kafka_marshal.node.topic_rounds.START_TIMEOUT_S", 0.3)
+    impatient = scene.member(timeout=2.0)
+    began = time.monotonic()
     with pytest.raises(KafkaUnavailableError):
-        member.consumer([late])
+        impatient.consumer([late])
+    assert 2 <= time.monotonic() - began < 12
 
 
 def test_the_topics_of_a_second_consumer_do_not_make_those_of_the_first_look_deleted(

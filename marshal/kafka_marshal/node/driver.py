@@ -113,7 +113,7 @@ class Driver:
         lookups = runtime.executor(LOOKUP_THREADS, "kafka-marshal-lookup")
         self.effects: Effects = Effects(cluster, replica, lock, self.pacing, appends, events, rate_limited, lookups)
         lock.carry_out = self.effects.carry_out
-        topics = TopicRounds(cluster, replica, lock, events, rate_limited, snapshots.find)
+        topics = TopicRounds(cluster, replica, lock, events, rate_limited, snapshots.find, timeout_s)
         scope = Scope(cluster, replica, lock, rate_limited, snapshots, timeout_s)
         guard = LogGuard(cluster, replica, lock, keep=keep_snapshots)
         keeper = LogKeeper(cluster, replica, guard, self.life)

@@ -10,7 +10,6 @@ from kafka_marshal.engine.inputs import TopicIdsPromised, Topics
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import AuthenticationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
-from kafka_marshal.node.config import START_TIMEOUT_S
 from kafka_marshal.node.engine_lock import EngineLock
 from kafka_marshal.node.events import Events
 from kafka_marshal.node.replica import Replica
@@ -26,8 +25,8 @@ from kafka_marshal.node.topics import (
 from kafka_marshal.ports import Cluster, TopicInfo
 from kafka_marshal.rate_limit import RateLimitedLog
 
-#: A consumer's first look-up is tried again this often (s), for as long as a start may wait for Kafka: where a whole
-#: fleet starts at once, a broker may be too busy for the first one.
+#: A consumer's first look-up is tried again this often (s), for as long as a start waits for Kafka: if a whole fleet
+#: starts at once, a broker may be too busy for the first one.
 AGAIN_S = 0.1
 
 
@@ -42,13 +41,18 @@ class TopicRounds:
         events: Events,
         rate_limited: RateLimitedLog,
         find_snapshots: Callable[[], object],
+        timeout_s: float,
     ) -> None:
-        """find_snapshots: called after each successful check (it may block)."""
+        """find_snapshots: called after each successful check (it may block).
+
+        timeout_s: how long a consumer's start waits for Kafka.
+        """
         self._replica = replica
         self._lock = lock
         self._events = events
         self._rate_limited = rate_limited
         self._find_snapshots = find_snapshots
+        self._timeout_s = timeout_s
         self._watch = TopicWatch(cluster, replica.topic)
         self._runtime = cluster.runtime
         self._rng = cluster.runtime.random()
@@ -80,15 +84,18 @@ class TopicRounds:
             if engine.topic_ids.has_marks(subscription.names, engine.consumers[number].source.view.progress):
                 count = None  # nothing begins before the ids are known (P12)
         has_passed_on = False
-        until = self._runtime.monotonic() + START_TIMEOUT_S
+        until = self._runtime.monotonic() + self._timeout_s
         while not has_passed_on:
             interest = self._watch.interest
             try:
                 counted = self._watch.count(interest, count)
                 topics = counted or self._watch.check(interest)
-            except KafkaUnavailableError:
-                if self._runtime.monotonic() >= until:
+            except KafkaUnavailableError as error:
+                left_s = until - self._runtime.monotonic()
+                if left_s <= 0:
                     raise
+                text = f"the consumer waits for its topics, asking again for {left_s:.0f} s: {error}"
+                self._rate_limited.warn("topics_not_found", "first topics", text)
                 self._runtime.box().get(AGAIN_S)
                 continue
             with self._lock.locked():

@@ -7,12 +7,14 @@ librdkafka reports to a failed call only *that* it timed out. It reports why (co
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kafka_marshal.adapters.kafka.reach import Reached, best, reach
 from kafka_marshal.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -140,6 +142,10 @@ _SETTINGS, _ENDS = "CONFWARN", "FATAL"
 _HUNG_UP = "in state APIVERSION_QUERY"
 _HANDSHAKE = "in state SSL_HANDSHAKE"
 
+#: What librdkafka says of a connection without an answer to its first request, and of one that ended before that.
+_SILENT = re.compile(r"ApiVersionRequest failed: .*?: probably due to broker version < 0\.10 \([^)]*\)")
+_GUESS = re.compile(r": requesting ApiVersion: might be caused by .*?\(see api\.version\.request\)")
+
 
 class Troubles:
     """What librdkafka reported about one client: a reason for timeouts, faults for readers. Thread-safe.
@@ -176,7 +182,7 @@ class Troubles:
             text = message % args if args else message
             if self.takes_line is not None and self.takes_line(level, text):
                 return
-            text = self.hide(text)
+            text = _without_guess(self.hide(text))
             if _HUNG_UP in text:
                 hint = (
                     "it may be stuck, starting or ending; it may want TLS or SASL (security.protocol), or be no "
@@ -228,7 +234,7 @@ class Troubles:
 
     def without_secrets(self, error: KafkaError) -> KafkaError:
         """The same error, its text as people and logs may see it."""
-        text = self.hide(error.str())
+        text = _without_guess(self.hide(error.str()))
         if text == error.str():
             return error
         return KafkaError(error.code(), text, fatal=error.fatal(), retriable=error.retriable())
@@ -348,20 +354,23 @@ def marshal_error(
             f"While {doing}: the cluster forbids it ({cause.str().rstrip('.')}). Nothing was changed by this call. "
             f"{lacking or 'docs/security.md has the rights of each role; ask for those that are missing'}."
         )
+    found = reach(bootstrap_servers) if code in _UNREACHABLE_CODES else {}
+    reached = best(list(found.values()))
     for refusal in (cause, reason):
-        if refusal is not None and (is_refusal(refusal) or _wrong_protocol(refusal)):
+        if refusal is not None and (is_refusal(refusal) or (_wrong_protocol(refusal) and reached is Reached.ANSWERS)):
             return AuthenticationError(
                 f"While {doing}: the connection to {bootstrap_servers} was refused ({refusal.str()}). "
                 "Nothing was read or written. Check security.protocol, the ssl.* and sasl.* settings and that "
                 "the port is the listener for that protocol."
             )
     if code in _UNREACHABLE_CODES:
-        why = reason.str() if reason is not None else cause.str()
+        how = [f"{address} {each}" for address, each in found.items() if each is not Reached.ANSWERS]
+        # Of one that is silent, librdkafka knows what was before, or guesses.
+        why = [] if reached is Reached.SILENT else [_without_guess(reason.str() if reason is not None else cause.str())]
         known = "Whether it took place is not known, look before you try again" if changing else "Nothing was changed"
         return KafkaUnavailableError(
-            f"While {doing}: no answer from {bootstrap_servers} in time ({why}). {known}; leases that can't be "
-            "confirmed end by themselves. Check that the broker runs, that bootstrap_servers names its listener, that "
-            "its advertised.listeners can be reached and, if it wants TLS or SASL, that security.protocol says so."
+            f"While {doing}: no answer from {bootstrap_servers} in time ({'; '.join(how + why)}). {known}; leases that "
+            f"can't be confirmed end by themselves. {reached.advice}."
         )
     if code in RETRY_CODES or cause.retriable():
         return KafkaUnavailableError(
@@ -372,6 +381,11 @@ def marshal_error(
         f"While {doing}: Kafka answered {cause.name()} ({cause.str()}). No record was lost by this; "
         "the broker's log may say more."
     )
+
+
+def _without_guess(text: str) -> str:
+    """A line of librdkafka, less what it takes the reason for: no broker of today is older than 0.10."""
+    return _GUESS.sub("", _SILENT.sub("the connection was accepted, and the first request not answered", text))
 
 
 def _wrong_protocol(error: KafkaError) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -34,6 +35,9 @@ K = TypeVar("K")
 #: Wait between two tries of what passes by itself.
 RETRY_S = 0.05
 
+#: The longest wait before a question whose connection broke is asked again: they get longer, with jitter.
+LONGEST_RETRY_S = 1.0
+
 #: A leader's answer if no message is as late as was asked for.
 _NO_SUCH_OFFSET: Final = -1
 
@@ -45,6 +49,9 @@ _LEADER_CODES = frozenset(
         KafkaError.UNKNOWN_LEADER_EPOCH,
     }
 )
+
+#: The connection broke, or one answer did not come: what only asks is asked again, on another connection.
+_BROKEN_CODES = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT})
 
 #: How long one metadata request may take in between.
 METADATA_S = 2.0
@@ -155,7 +162,7 @@ class Questions:
 
         needs: the right that it takes (``rights.grant``), if the answer does not say so.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline, pause_s = time.monotonic() + timeout_s, RETRY_S
         while True:
             with self._admin.use() as admin:
                 left_s = max(0.001, deadline - time.monotonic())
@@ -166,7 +173,9 @@ class Questions:
                     code = kafka_error(error).code()
                     if code == KafkaError._NOENT:
                         raise _NoLeadersError from error
-                    if code not in RETRY_CODES or deadline - time.monotonic() < RETRY_S:
+                    is_broken = code in _BROKEN_CODES and not changing
+                    pause_s = min(pause_s * random.uniform(1.5, 2.5), LONGEST_RETRY_S) if is_broken else RETRY_S
+                    if not (is_broken or code in RETRY_CODES) or deadline - time.monotonic() < pause_s:
                         raise marshal_error(
                             error, doing, self._bootstrap, self._troubles, changing=changing, needs=needs
                         ) from error
@@ -174,7 +183,7 @@ class Questions:
                         self._fetch_metadata(admin, deadline - time.monotonic())
                 finally:
                     self.serve()
-            time.sleep(RETRY_S)
+            time.sleep(pause_s)
 
     @staticmethod
     def _fetch_metadata(admin: AdminClient, left_s: float) -> None:
