@@ -261,9 +261,8 @@ class InLanes:
 
     def oldest(self, assignment: Assignment, now: float) -> float | None:
         """Since when (ms, own clock) a handler or thread has had a message of this partition; None: none has."""
-        if self.is_active:
-            return self._oldest(assignment)
-        return assignment.tracker.oldest_in_hand(now)
+        since, taken = self._oldest(assignment), None if self.is_active else assignment.tracker.oldest_in_hand(now)
+        return taken if since is None else since if taken is None else min(since, taken)
 
     def share(self, assignment: Assignment, wanted: int) -> int:
         """How many more messages a partition may have in flight: until it has as many as are left for all others."""
