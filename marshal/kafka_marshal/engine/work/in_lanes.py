@@ -147,8 +147,9 @@ class InLanes:
 
     def admit(self, assignment: Assignment, offset: int) -> None:
         """The log has the try of this message that is about to begin."""
-        if self.lanes is not None:
-            self.lanes.admit(assignment, offset)
+        ready = [] if self.lanes is None else self.lanes.admit(assignment, offset)
+        if ready and (handlers := self.handlers) is not None:
+            handlers.put(ready)
 
     @reading
     def _skip(self, assignment: Assignment, offset: int) -> list[Lane]:
