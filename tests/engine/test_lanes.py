@@ -10,7 +10,7 @@ import pytest
 
 from kafka_marshal.client.tries import Call
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
-from kafka_marshal.engine.work.assignment import Assignment, Stage, Tracker
+from kafka_marshal.engine.work.assignment import Assignment, Run, Stage, Tracker
 from kafka_marshal.engine.work.behind import HANGS_MS
 from kafka_marshal.engine.work.buffer import Buffer
 from kafka_marshal.engine.work.cutting import Cutting
@@ -542,3 +542,18 @@ def test_what_is_given_up_begins_after_all_that_is_in_flight() -> None:
     assert buffer.is_given_up
     buffer.put(messages[1:], tracker)
     assert not buffer.is_given_up
+
+
+def test_after_the_end_of_a_run_a_handler_has_had_its_message_since_it_began(bench: Bench) -> None:
+    """Not since that was spread: it may have waited in its lane for long, and its lease would be lost."""
+    one = bench.assignment()
+    (a,) = bench.spread(one, records("aa"))
+    bench.begin(a, 300.0)
+    assert bench.in_lanes.oldest(one, 350.0) == 300.0
+    bench.lanes.is_ended = True
+    assert bench.in_lanes.oldest(one, 350.0) == 300.0
+    one.tracker.hand_out(Run(one, records("bb", first=2), 2, True, 200.0))
+    assert bench.in_lanes.oldest(one, 350.0) == 200.0, "a loop has this one"
+    bench.done(one, a)
+    bench.in_lanes.recall(one, keep=True)
+    assert bench.in_lanes.oldest(one, 350.0) == 200.0

@@ -458,3 +458,32 @@ def test_u1_what_batches_have_left_is_tried_though_the_log_has_no_key_of_it(atte
     worker.run(3 * HI)
     assert not holes(net)
     assert [tried[0] for tried in worker.numbers.values()] == [attempts + 1] * 4
+
+
+@pytest.mark.parametrize("killer", [0, 10, 500])
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_u1_wherever_a_message_lies_that_kills_it_costs_two_deaths_more_than_it_has_tries(
+    kind: str, killer: int
+) -> None:
+    """Two members of eight handlers; each dies before it has reported anything, and another one takes its place."""
+    net = net_with(end=killer + 20)
+    workers = [Worker(net, f"w{number}", kind, concurrency=8) for number in range(2)]
+    deaths, handled = 0, set[int]()
+    while not any("CRASHED" in text for worker in workers for text in worker.member.warnings):
+        net.tick()
+        for worker in workers:
+            worker.feed()
+            while killer not in worker.begun and worker.begun:
+                for offset in list(worker.begun):
+                    worker.done(offset)
+                    handled.add(offset)
+                worker.feed()
+        for worker in [x for x in workers if killer in x.begun]:
+            worker.member.kill()
+            deaths += 1
+            workers.remove(worker)
+            workers.append(Worker(net, f"r{deaths}", kind, concurrency=8))
+        assert deaths <= MOST + 2
+    net.run(HI)
+    assert {x: hole.reason for x, hole in holes(net, kind).items() if hole.is_parked} == {killer: "CRASHED"}
+    assert handled >= set(range(killer))

@@ -95,7 +95,32 @@ def _hangs_while_another_joins(strategy: Strategy | None, seed: int) -> Scenario
     return _hangs_while(strategy, seed, 4.6)
 
 
+def _a_run_ends_as_its_group_is_paused() -> Scenario:
+    """Of seed 812400004: a handler has its message for as long as it has worked on it, also when its run has ended."""
+    return Scenario(
+        812400004,
+        tuple(Client(name, "lanes", claims_ahead=True) for name in ("c0", "c2", "c3")),
+        (
+            Fault(48.43, "term", "c2", intervals=8.81, size=0.776),
+            Fault(52.62, "forget", intervals=3.76, size=0.346),
+            Fault(60.01, "stop", "c2", intervals=1.93, size=0.638, partition=1),
+            Fault(65.53, "pause", intervals=1.33, size=0.069),
+            Fault(66.54, "torn reads", "c2", intervals=28.51, size=0.137),
+            Fault(73.53, "interrupts", "c3", intervals=29.26, size=0.933),
+        ),
+        heartbeat_interval_ms=200,
+        coordination_partitions=2,
+        data_partitions=1,
+        messages=13.2,
+        handling_ms=4.0,
+        intervals=88,
+        snapshots=150,
+        order="none",
+    )
+
+
 LANE_STORIES: tuple[Scenario, ...] = (
+    _a_run_ends_as_its_group_is_paused(),
     _leases_come_back_to_slow_handlers(),
     *map(_clocks_jump, (2, 3)),
     *map(_runs_end_while_handlers_work, (1, 3, 8, 13)),

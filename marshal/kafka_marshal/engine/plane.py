@@ -229,6 +229,9 @@ class PartitionView(Protocol):
     def is_first(self, key: Key) -> bool:
         """Whether no member of the group ever held it (P9)."""
 
+    def is_left(self, key: Key) -> bool:
+        """Whether its last holder, or a sharer of it, went silent or was evicted, and did not release it."""
+
     def came_later(self, key: Key) -> bool:
         """Whether it was added to a topic that the group already works on: it starts at the earliest offset (P9)."""
 

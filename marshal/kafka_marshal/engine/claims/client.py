@@ -79,6 +79,9 @@ class LeaseView:
         lease = self._peers.lease(key)
         return lease is not None and lease.held
 
+    #: Who claims a lease that has a holder takes it over.
+    is_left = is_held
+
     def is_first(self, key: Key) -> bool:
         return key not in self._peers.claimed
 

@@ -249,6 +249,8 @@ class KeyView(LeaseView):
         lease = self._peers.lease(key)
         return lease is not None and (lease.held or lease.shares is not None)
 
+    is_left = is_held
+
     def is_first(self, key: Key) -> bool:
         if key not in self.keys:
             return super().is_first(key)

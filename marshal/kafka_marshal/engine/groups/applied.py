@@ -97,6 +97,7 @@ class AppliedRecords:
             return
         own = message.instance_id == self._settings.instance_id and message.client_id == self._settings.client_id
         group = self._member.group
+        self._view.applied(message.member_id if outcome.is_a(LeaveGroup) else "")
         if outcome.accepted and group is not None and not outcome.is_a(*SENDERLESS):
             self._member.witness.heard(group, message.client_id, now)
         if own and outcome.is_a(JoinGroup):

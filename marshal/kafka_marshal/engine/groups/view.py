@@ -25,6 +25,9 @@ class GroupView:
         self._pieces = pieces
         #: When (own clock, ms) log time last moved in the group's coordination partition.
         self._moved: float | None = None
+        #: The members at the last rebalance, by slot, and the last generation that followed a silent one's end.
+        self._members: tuple[int, dict[int, str]] = (-1, {})
+        self._silent_until = -1
 
     def parts(self, key: Key) -> Sequence[Piece]:
         """The pieces of a partition, of all members."""
@@ -56,6 +59,20 @@ class GroupView:
 
     def is_first(self, key: Key) -> bool:
         return self.whole_progress(key) is None
+
+    def is_left(self, key: Key) -> bool:
+        return any(part.since == self._silent_until for part in self.parts(key))
+
+    def applied(self, leaver: str) -> None:
+        """A record of the group was applied. leaver: the member that left with it, or ""."""
+        group = self._member.group
+        if group is None or group.generation == self._members[0]:
+            return
+        now = {slot: member.member_id for slot, member in group.members.items()}
+        gone = {each for slot, each in self._members[1].items() if now.get(slot) != each}
+        self._members = group.generation, now
+        if gone - {leaver}:
+            self._silent_until = group.generation
 
     def came_later(self, key: Key) -> bool:
         group = self._member.group

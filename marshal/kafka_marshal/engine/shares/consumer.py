@@ -315,7 +315,7 @@ class SharedDelivery(Delivery):
             if (begun := assignment.tracker.run_at(first)) is not None:
                 for _, covers_from in assignment.tracker.split(begun, [message]):
                     assignment.desk.give_back(covers_from, last, counts=True)
-        runs = () if self.in_lanes.is_active else list(assignment.tracker.runs.values())
+        runs = () if self.in_lanes.is_active else [x for x in assignment.tracker.runs.values() if not x.in_lanes]
         for run in runs:
             since = run.in_hand_since()
             if since is not None and since <= before and self._give_back(run, counts=True):

@@ -36,7 +36,7 @@ from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, ConsumerSettings
 from kafka_marshal.engine.work import tracker
 from kafka_marshal.engine.work.buffer import Buffer
 from kafka_marshal.engine.work.notes import Told, Watch
-from kafka_marshal.engine.work.open_messages import OpenMessages
+from kafka_marshal.engine.work.open_messages import MOST_AHEAD, OpenMessages
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
@@ -317,11 +317,13 @@ class TakingStep(StrEnum):
 class Origin:
     """Whether the group begins on its partition with this assignment."""
 
-    __slots__ = ("claims_before", "is_first", "is_new", "log_start")
+    __slots__ = ("after_death", "claims_before", "is_first", "is_new", "log_start")
 
     def __init__(self, is_first: bool = False, claims_before: Mapping[int, int] | None = None) -> None:
         #: No member of the group ever held it: ``start=`` decides where to begin.
         self.is_first: bool = is_first
+        #: Its last owner did not release it, so it may have died of a message.
+        self.after_death: bool = False
         #: By CP, an offset that shows how old the group is; None: it begins at the earliest offset anyway.
         self.claims_before: Mapping[int, int] | None = claims_before
         #: If nothing is done, it begins at the log's start: what was removed before is older than the group, no gap.
@@ -517,6 +519,7 @@ class Assignment:
             and self.tracker.in_hand < MAX_IN_HAND_MESSAGES
             and not is_out_of_room(self)
             and (self.open is None or not self.open.is_full or self.buffer.has_open)
+            and (self.open is None or len(self.open.waiting) < MOST_AHEAD)
         )
 
     def take(self, max_messages: int, iterating: bool, now: float) -> Run:

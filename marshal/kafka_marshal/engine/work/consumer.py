@@ -192,6 +192,7 @@ class ConsumerEngine:
         """Claim a partition; want: called once, with the lease's owner."""
         assignment = self._assignment_kind(key, self, self.delivery.moved.setdefault(key, Moved()))
         assignment.origin = Origin(is_first, claims_before)
+        assignment.origin.after_death = not is_first and self.source.view.is_left(key)
         assignment.wary = 0 if is_first else None
         assignment.lease = want(assignment)
         self.assignments[key] = assignment

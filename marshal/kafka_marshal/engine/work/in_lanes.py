@@ -147,8 +147,9 @@ class InLanes:
 
     def admit(self, assignment: Assignment, offset: int) -> None:
         """The log has the try of this message that is about to begin."""
-        if self.lanes is not None:
-            self.lanes.admit(assignment, offset)
+        ready = [] if self.lanes is None else self.lanes.admit(assignment, offset)
+        if ready and (handlers := self.handlers) is not None:
+            handlers.put(ready)
 
     @reading
     def _skip(self, assignment: Assignment, offset: int) -> list[Lane]:
@@ -279,9 +280,8 @@ class InLanes:
 
     def oldest(self, assignment: Assignment, now: float) -> float | None:
         """Since when (ms, own clock) a handler or thread has had a message of this partition; None: none has."""
-        if self.is_active:
-            return self._oldest(assignment)
-        return assignment.tracker.oldest_in_hand(now)
+        since, taken = self._oldest(assignment), None if self.is_active else assignment.tracker.oldest_in_hand(now)
+        return taken if since is None else since if taken is None else min(since, taken)
 
     def share(self, assignment: Assignment, wanted: int) -> int:
         """How many more messages a partition may have in flight: until it has as many as are left for all others."""

@@ -103,8 +103,8 @@ class Partition:
         self.running: set[Lane] = set()
         #: Offset → how many tries had begun before, as the log shows.
         self.tried: dict[int, int] = {}
-        #: Messages whose tries begin when the log has them.
-        self.unlogged: set[int] = set()
+        #: Messages whose tries begin when the log has them → the lane whose turn came before that.
+        self.unlogged: dict[int, Lane | None] = {}
         #: Messages with a handler that an operator has set aside: their tries are the last.
         self.skipped: set[int] = set()
         #: Lanes whose first message has been tried and is not done.

@@ -168,6 +168,9 @@ class Lanes:
             partition, offset = lane.partition, offset_of(message)
             stops = owner.is_ending or (self._stop and offset > partition.closes_to)
             stops = stops or self._waits(partition, now, lane) or self._is_held_for_others(lane, now)
+            if not stops and offset in partition.unlogged:
+                partition.unlogged[offset] = lane  # ``admit`` returns it: thousands may wait so
+                return None
             if stops or not partition.may_begin(lane, offset, now):
                 lane.partition.parked.append(lane)
                 return None
@@ -192,16 +195,26 @@ class Lanes:
                 partition.tried.clear()
                 partition.skipped.clear()
                 partition.unlogged.clear()
-            partition.unlogged.update(unlogged)
+            partition.unlogged.update(dict.fromkeys(unlogged))
             self._alone.update({(assignment.key, offset): False for offset in alone})
 
-    def admit(self, assignment: Assignment, offset: int) -> None:
-        """The log has the try of this message that is about to begin, or shows that it has ended."""
+    def admit(self, assignment: Assignment, offset: int) -> list[Lane]:
+        """The log has the try of this message that is about to begin, or shows that it has ended.
+
+        Returns the lane that got ready.
+        """
         with self._lock:
             if self._alone.get(place := (assignment.key, offset)):
                 del self._alone[place]
-            if (partition := self._partitions.get(assignment.key)) is not None:
-                partition.unlogged.discard(offset)
+            partition = self._partitions.get(assignment.key)
+            lane = None if partition is None else partition.unlogged.pop(offset, None)
+            if lane is None or lane.message is None or offset_of(lane.message) != offset:
+                return []
+            if self.handlers is None:
+                lane.partition.parked.append(lane)
+                return []
+            self.ready += lane.number == 1
+            return [lane]
 
     def next_alone(self, now: float) -> tuple[Key, Message] | None:
         """The message that is tried alone next, as soon as the log has its try; None: no such try may begin now."""

@@ -7,6 +7,7 @@ is set aside; its progress passes such an offset only when the log shows it (U4)
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple, Protocol
@@ -18,6 +19,12 @@ from kafka_marshal.engine.work.settling import Kind, Request, Settled, Settling
 from kafka_marshal.ports import Message
 from rationalizer import Progress, codes, key_hash
 from rationalizer.holes import NO_KEY, NO_OWNER, Hole
+
+#: After a death: most messages whose tries are in the log at a time, and how many are logged after one death in all.
+MOST_AHEAD = 256
+MOST_WARY = 10_000
+#: And how often (ms) twice as many are logged, if none ends.
+GROWS_MS = 1_000.0
 
 #: The reader continues to the next open message by reading if it is at most this many offsets away, else by a seek.
 READ_ON = 1_000
@@ -86,7 +93,7 @@ class OpenMessages:
 
     __slots__ = (
         *("_aside", "_holder", "_lasts", "_mine", "ahead", "gone", "is_full", "is_urgent", "reading", "settling"),
-        "tried",
+        *("grows_at", "tried", "waiting", "window"),
     )
 
     def __init__(self, holder: Holder) -> None:
@@ -107,6 +114,11 @@ class OpenMessages:
         self.tried: dict[int, int] = {}
         #: Messages whose first try here waits for the log, or has not ended → whether that was logged.
         self.ahead: dict[int, bool] = {}
+        #: Such messages that wait for others to end: at most so many are logged at a time, one more for each that ends.
+        self.waiting: deque[Try] = deque()
+        self.window: float = 0
+        #: When (own clock, ms) more may be logged though none has ended: a handler that hangs stops no other key.
+        self.grows_at: float = inf
         #: Such a message has ended: the log is to show that at once, for the next death would count against it.
         self.is_urgent: bool = False
 
@@ -119,6 +131,8 @@ class OpenMessages:
         self.reading.clear()
         self.tried.clear()
         self.ahead.clear()
+        self.waiting.clear()
+        self.window = 0
         for request in [request for request in self.settling if request.kind is Kind.OPEN]:
             self.settling.forget(request.first)
         for hole in holes:
@@ -212,7 +226,7 @@ class OpenMessages:
         if mine is not None:
             del self._lasts[bisect_left(self._lasts, last)]
             self.tried.pop(last, None)
-            self.ahead.pop(last, None)
+            self.window += self.ahead.pop(last, False)
         return mine
 
     # Reading.
@@ -294,13 +308,28 @@ class OpenMessages:
         """Have these tries in the log, if it does not show them. are_ahead: they begin when it does."""
         for offset, attempts, hashed in tries:
             mine = self._mine.get(offset)
-            self.ahead.pop(offset, None)
+            self.window += self.ahead.pop(offset, False)
             if are_ahead:
                 self.ahead[offset] = True
             if offset not in self._aside and (mine is None or mine.attempts != attempts):
                 self._add(Mine(offset, offset, hashed, attempts))
                 self.tried[offset] = attempts
                 self.settling.want(Request(offset, offset, Kind.OPEN, hashed, attempts))
+
+    def log_waiting(self, concurrency: int, is_here: Callable[[int], object]) -> bool:
+        """Log as many first tries as may be under way after a death (U1). Returns whether there are such.
+
+        is_here: whether this message is still in flight.
+        """
+        self.window = max(self.window, concurrency)
+        free = (self.window if self.window == inf else min(self.window, MOST_AHEAD)) - sum(self.ahead.values())
+        chosen: list[Try] = []
+        while self.waiting and len(chosen) < free:
+            if is_here(self.waiting[0].offset):
+                chosen.append(self.waiting[0])
+            self.waiting.popleft()
+        self.log_tries(chosen, are_ahead=True)
+        return bool(chosen)
 
     def log_next(self, offset: int, hashed: int) -> bool:
         """Have another try of an open message in the log, before it begins. False: that is under way, or not open."""
@@ -339,8 +368,10 @@ def is_mine(opened: OpenMessages, offset: int) -> bool:
 def take_back(opened: OpenMessages, messages: Iterable[Message]) -> bool:
     """No handler has these: tries of them that were logged ahead do not count. Returns whether there are such tries."""
     found = [offset for offset in map(offset_of, messages) if offset in opened.ahead]
+    has_waiting = bool(opened.waiting)
+    opened.waiting.clear()
     for offset in found:
         mine = opened._mine.get(offset)
         if opened.ahead.pop(offset) and mine is not None and mine.key_hash is not None:
             opened.log_tries([Try(offset, mine.attempts - 1, mine.key_hash)])
-    return bool(found)
+    return bool(found) or has_waiting

@@ -12,7 +12,7 @@ from kafka_marshal.engine.settings import Why
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run
 from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.in_lanes import InLanes
-from kafka_marshal.engine.work.open_messages import Try, Wary
+from kafka_marshal.engine.work.open_messages import GROWS_MS, MOST_WARY, Try, Wary
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.settling import Settling
 from kafka_marshal.errors import KeyRangeError
@@ -24,6 +24,10 @@ WARNED_EVERY_MS = 60_000.0
 
 #: Why a message is set aside of which as many tries have begun as it may have, and none has ended.
 CRASHED = "CRASHED"
+
+#: So long (heartbeat intervals) an owner logs first tries after a takeover: what the one before had done and not
+#: reported it reaches by then.
+WARY_INTERVALS = 2
 
 #: From this number of tries on, begun by earlier owners, a message is tried alone.
 ALONE = 2
@@ -102,6 +106,8 @@ class Settlements:
         self._gaps = gaps
         #: Code → when a warning was last given (own clock, ms).
         self._warned: dict[str, float] = {}
+        #: After takeovers: until when (own clock, ms) first tries are logged.
+        self._wary_until: dict[Key, float] = {}
         #: CP → when its holes were last counted (own clock, ms), and whether there are too many.
         self._counted: dict[int, tuple[float, bool]] = {}
         #: Reason → how many messages were set aside and not reported, which was the last, and the last report (ms).
@@ -164,7 +170,12 @@ class Settlements:
         if assignment.wary == 0 or not in_lanes.is_durable or in_lanes.lanes is None:
             return None
         if assignment.wary is None:
-            assignment.wary = in_lanes.lanes.concurrency
+            assignment.wary = MOST_WARY if assignment.origin.after_death else in_lanes.lanes.concurrency
+            self._wary_until[assignment.key] = now + WARY_INTERVALS * assignment.lease.heartbeat_interval_ms
+            assignment.opened.grows_at = now + GROWS_MS
+        if assignment.origin.after_death and now >= self._wary_until.get(assignment.key, -inf):
+            assignment.wary = 0
+            return None
         chosen = run.messages[: assignment.wary]
         assignment.wary -= len(chosen)
         opened, most = assignment.opened, in_lanes.lanes.most_tries
@@ -178,18 +189,35 @@ class Settlements:
             if offset in crashed:
                 self._crashed(assignment, offset, hashed, count, now)
             elif offset not in alone:
-                opened.log_tries([Try(offset, count + 1, hashed)], are_ahead=True)
+                opened.waiting.append(Try(offset, count + 1, hashed))
+        self._log_waiting(assignment)
         return Wary({offset: count for offset, count in before.items() if offset not in crashed}, alone, crashed)
 
     def _crashed(self, assignment: Assignment, offset: int, key_hash: int, attempts: int, now: float) -> None:
         self._consumer.delivery.set_aside(assignment, offset, key_hash, attempts, CRASHED, now)
 
     def log_alone(self, now: float) -> None:
-        """Log the try of the next message that is tried alone, right before it begins."""
+        """Log the tries that may begin next after a death, and that of the next message that is tried alone."""
+        for key in list(self._wary_until):
+            assignment = self._consumer.assignments.get(key)
+            if assignment is None or (assignment.wary == 0 and not assignment.opened.waiting):
+                del self._wary_until[key]
+            elif assignment.opened.waiting:
+                assignment.opened.log_tries(self._consumer.delivery.in_lanes.tries(assignment))  # they have ended
+                if now >= assignment.opened.grows_at:
+                    is_over = now >= self._wary_until[key]
+                    assignment.opened.window = inf if is_over else 2 * assignment.opened.window
+                    assignment.opened.grows_at = now + GROWS_MS
+                if self._log_waiting(assignment):
+                    self.send(assignment, now)
         found = self._consumer.delivery.in_lanes.next_alone(now)
         assignment = None if found is None else self._consumer.assignments.get((found[0], found[1]))
         if found is not None and assignment is not None and assignment.opened.log_next(*found[2:]):
             self.send(assignment, now)
+
+    def _log_waiting(self, assignment: Assignment) -> bool:
+        lanes = self._consumer.delivery.in_lanes.lanes
+        return lanes is not None and assignment.opened.log_waiting(lanes.concurrency, assignment.tracker.run_at)
 
     def note(self, assignment: Assignment, *, ends: bool = False) -> None:
         """Have tries in the log. ends: in order, so that those that have not ended count for nothing (U1)."""

@@ -341,9 +341,12 @@ class Tracker(Generic[A]):
         """Since when (ms, own clock) the oldest message in flight has been so; None: nothing is in flight.
 
         For the message under a cursor: since it was first seen there, which is late by at most one call of this.
+        Of what is in lanes, these know when a handler got it.
         """
         oldest: float | None = None
         for run in self.runs.values():
+            if run.in_lanes:
+                continue
             if run.is_marked:
                 since = run.in_hand_since()
             else:
