@@ -53,7 +53,7 @@ class Files(ABC):
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Waits for another process with such a block here, if the place can tell; a bucket can't."""
+        """Waits for another process with such a block here, if the place knows; a bucket doesn't."""
         yield
 
 

@@ -156,7 +156,8 @@ def test_two_at_once_write_no_harm(kept: Kept) -> None:
 def test_two_at_once_into_one_folder_take_turns(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one finds what the first has written: no two files begin at one offset."""
     kept.write(FILE + 50)
-    others, write = [], Archive.write
+    others: list[Thread] = []
+    write = Archive.write
 
     def while_another_begins(self: Archive, draft: Draft, end: int) -> FileName:
         if not others:

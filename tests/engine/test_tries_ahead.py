@@ -85,7 +85,7 @@ class Worker:
         self.net.run_until(is_met)
 
     def has_begun(self, number: int) -> bool:
-        """Whether so many messages are with handlers."""
+        """Whether this number of messages is with handlers."""
         return len(self.begun) == number
 
     def holds(self) -> None:

@@ -20,7 +20,6 @@ from pathlib import Path
 import pytest
 
 from rationalizer import RejectedValueError, World, codes, decode
-from rationalizer.groups import transitions as of_groups
 from rationalizer.levels import SHARING_LEVEL, SUPPORTED_LEVEL
 from rationalizer.plane import Entry
 from rationalizer.wire.records import KINDS
@@ -35,6 +34,7 @@ from tests.scripts.records import options_of, record_of, words_of
 from tests.scripts.replica import CellMet, Replica
 from tests.scripts.runner import FOLDER, SCRIPTS, ScriptError, difference, played
 from tests.scripts.sharing_records import ShareCell
+from tests.tables import groups as of_groups
 from tests.tables.leases import TRANSITIONS
 from tests.tables.shares import SHARE_COLUMNS, SHARE_TRANSITIONS, ShareTransition
 

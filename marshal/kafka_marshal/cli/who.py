@@ -190,8 +190,8 @@ def _why_lost(options: Options, owned: Ownership) -> str:
     group, *key = owned.key
     with suppress(MarshalError), connected(options) as cluster:
         info = cluster.topic_info([owned.key[1]], options.timeout).get(owned.key[1])
-        for held, progress in holdings(owned.world, group) if info is not None else ():
-            if [held.topic, held.partition] == key:
+        for held, progress in holdings(owned.world, group):
+            if info is not None and [held.topic, held.partition] == key:
                 return why_lost(info, progress, None)
     return ""
 

@@ -15,7 +15,7 @@ from kafka_marshal.engine.work.consumer import ConsumerEngine
 #: More failures in a row than this, of several messages, are an outage.
 MOST_FAILED = 50
 
-#: While it is open, the next try of a partition begins so long (ms) after the one before: at first, and at most. Each
+#: While it is open, the next try of a partition begins this long (ms) after the one before: at first, and at most. Each
 #: ``MOST_FAILED`` failures double it. What fails by then is tried again as often, too.
 PACE_MS, SLOWEST_PACE_MS = 10.0, 1_000.0
 

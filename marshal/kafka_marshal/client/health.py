@@ -322,7 +322,7 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
         )
 
 
-_UNSAVED = "on_checkpoint fails or hangs: look at the store of states"
+_UNSAVED = "on_checkpoint fails or hangs: check the store of states"
 _UNDONE = "messages in flight are not done in time"
 
 

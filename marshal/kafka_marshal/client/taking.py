@@ -146,7 +146,7 @@ class RangeTaker:
         with self._driver.locked(step=False):
             found = self._consumer._engine.assignments
             new = {key[0] for key, (_, end) in marks.items() if key in found and found[key].tracker.open_from() < end}
-        # Nobody reads here who would notice. The answer is younger than the log ends: those are of this topic.
+        # No reader would notice here. The answer is younger than the log ends: those are of this topic.
         infos = self._driver.cluster.topic_info(sorted(new), LOOKUP_TIMEOUT_S) if new else {}
         with self._driver.locked():
             for name, info in infos.items():

@@ -265,7 +265,7 @@ class Tries:
             self._wake()
 
     def _is_outage(self, attempt: Attempt) -> bool:
-        """A try has failed; whether its message is none that is to be set aside, but what all of them need is away."""
+        """A try has failed; whether its message is not to be set aside, since what all of them need is away."""
         message, breaker = attempt.message, self._breaker
         with breaker.lock:
             breaker.failed((message.topic(), message.partition(), message.offset()))

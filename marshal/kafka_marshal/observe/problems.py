@@ -150,7 +150,7 @@ def _full(group: GroupRow) -> Iterator[Problem]:
 
 
 def _crashed(group: GroupRow) -> Iterator[Problem]:
-    """Messages that were set aside though no handler has failed with them: that is news from the first one on."""
+    """Messages that were set aside though no handler has failed with them: that is reported from the first one on."""
     amounts = [(row, sum(each.parked == CRASHED for each in row.open)) for row in group.leases]
     if rows := [row for row, amount in amounts if amount]:
         total = sum(amount for _, amount in amounts)

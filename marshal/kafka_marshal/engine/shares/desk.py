@@ -270,7 +270,7 @@ class Desk:
             self._done(first, last)
 
     def gave_back(self, longest_ms: float, now: float) -> bool:
-        """The program gave a batch back, which is not taken again at once. Returns whether it did so often."""
+        """The program gave a batch back, which is not taken again at once. Returns whether it often did."""
         if self.at_most_once:
             return False  # nothing comes back
         done = self._seat.tracker.moved.done

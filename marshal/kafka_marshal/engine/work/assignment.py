@@ -190,7 +190,7 @@ class Opening(Protocol):
         """Send what the log does not show, with a heartbeat or before a release."""
 
     def parked(self, assignment: Assignment, offset: int, attempts: int, reason: str, now: float) -> None:
-        """A message is set aside, which is always news."""
+        """A message is set aside, which is always reported."""
 
     def report(self, assignment: Assignment) -> None:
         """Report open messages that are gone from the log."""

@@ -16,7 +16,7 @@ from rationalizer.holes import NO_KEY
 
 _PREFIX = "kafka-marshal open messages "
 
-#: The most metadata of an offset that Kafka takes, unless a broker's ``offset.metadata.max.bytes`` says otherwise.
+#: The most metadata of an offset that Kafka takes, unless a broker's ``offset.metadata.max.bytes`` is smaller.
 MOST_BYTES = 4_096
 
 

@@ -25,7 +25,7 @@ WARNED_EVERY_MS = 60_000.0
 #: Why a message is set aside of which as many tries have begun as it may have, and none has ended.
 CRASHED = "CRASHED"
 
-#: So long (heartbeat intervals) an owner logs first tries after a takeover: what the one before had done and not
+#: This long (heartbeat intervals) an owner logs first tries after a takeover: what the one before had done and not
 #: reported it reaches by then.
 WARY_INTERVALS = 2
 
@@ -140,7 +140,7 @@ class Settlements:
             self._consumer.errors.append(KeyRangeError(text, kip_number=92))
 
     def parked(self, assignment: Assignment, offset: int, attempts: int, reason: str, now: float) -> None:
-        """A message is set aside, which is always news: a warning for each reason, with their number once a minute."""
+        """A message is set aside, which is always reported: a warning for each reason, with their number once a minute."""
         if reason not in self._parked and len(self._parked) >= MOST_KINDS:
             reason = "other reasons"
         number, _, since = self._parked.get(reason, (0, "", -inf))

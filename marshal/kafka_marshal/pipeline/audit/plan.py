@@ -38,7 +38,7 @@ class SourceLog:
     hashes: Mapping[int, Sequence[LogHash]] = field(default_factory=dict)
     #: For each CP the first offset when it was dumped, and the one behind the last, if known.
     bounds: Sequence[tuple[int, int]] = ()
-    #: Whether it should carry hashes of its own, and bounds (D5).
+    #: Whether it should carry its hashes, and bounds (D5).
     is_dump: bool = False
 
     @property
