@@ -117,7 +117,7 @@ class Processing:
 class CheckpointMetrics:
     """The checkpoints of a member whose group takes some. Counters begin with the consumer."""
 
-    #: ("complete", "without_some": a member, or one of our pieces, was missing, or "ended") → barriers closed like that.
+    #: ("complete", "without_some": a member, or one of our pieces, was missing, or "ended") → barriers closed so.
     outcomes: tuple[tuple[str, int], ...]
     #: Since the newest was complete, by log time; None: it is not known yet.
     age_seconds: float | None

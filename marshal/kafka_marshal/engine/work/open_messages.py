@@ -114,7 +114,7 @@ class OpenMessages:
         self.tried: dict[int, int] = {}
         #: Messages whose first try here waits for the log, or has not ended → whether that was logged.
         self.ahead: dict[int, bool] = {}
-        #: Such messages that wait for others to end: at most this number is logged at a time, one more for each that ends.
+        #: Such messages that wait for others to end: at most this number is logged at a time, one more as one ends.
         self.waiting: deque[Try] = deque()
         self.window: float = 0
         #: When (own clock, ms) more may be logged though none has ended: a handler that hangs stops no other key.

@@ -140,7 +140,7 @@ class Settlements:
             self._consumer.errors.append(KeyRangeError(text, kip_number=92))
 
     def parked(self, assignment: Assignment, offset: int, attempts: int, reason: str, now: float) -> None:
-        """A message is set aside, which is always reported: a warning for each reason, with their number once a minute."""
+        """A message is set aside, which is always reported: one warning a reason and minute, with their number."""
         if reason not in self._parked and len(self._parked) >= MOST_KINDS:
             reason = "other reasons"
         number, _, since = self._parked.get(reason, (0, "", -inf))
