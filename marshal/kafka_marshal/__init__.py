@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from kafka_marshal.client.batch import Batch
     from kafka_marshal.client.consumer import Consumer
     from kafka_marshal.client.dead_letters import DeadLetter, mark_repeats
-    from kafka_marshal.client.group_consumer import GroupConsumer, Piece
+    from kafka_marshal.client.group_consumer import GroupConsumer
+    from kafka_marshal.client.group_member import Piece
     from kafka_marshal.client.handling import Hooks, Retry
     from kafka_marshal.client.health import Health
     from kafka_marshal.client.lease import Lease
     from kafka_marshal.client.marshal import Marshal
-    from kafka_marshal.client.ranges import GroupRangeConsumer, OffsetRange, RangeConsumer
+    from kafka_marshal.client.ranges import GroupRangeConsumer, RangeConsumer
     from kafka_marshal.client.shared import ShareConsumer, SharedBatch
     from kafka_marshal.client.transaction import Transaction
     from kafka_marshal.client.view import WorldView
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         WholeTopic,
     )
     from kafka_marshal.engine.work.behind import HeldBack
+    from kafka_marshal.engine.work.ranges import OffsetRange
     from kafka_marshal.engine.work.stuck import Stuck
     from kafka_marshal.errors import (
         AdminError,

@@ -12,23 +12,6 @@ from typing import Any, Literal, NamedTuple, Self
 
 from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = [
-    "BatchToken",
-    "Delivery",
-    "Key",
-    "LeaseInfo",
-    "OpenEpoch",
-    "OpenMessages",
-    "Progress",
-    "SharedEpoch",
-    "Sharer",
-    "Start",
-    "Strategy",
-    "Target",
-    "TopicPartition",
-    "WhenStuck",
-]
-
 #: (topic, partition)
 Key = tuple[str, int]
 

@@ -19,8 +19,6 @@ from rationalizer.groups.lots import NOBODY, Lot
 from rationalizer.groups.sticky import deal_sticky
 from rationalizer.routing import key_range
 
-__all__ = ["NOBODY", "STRATEGIES", "Before", "Target", "compute_targets"]
-
 #: A slot, NOBODY, or (lo, hi, slot) for each part of a partition that is split by key hashes; both ends inclusive.
 Target = int | tuple[tuple[int, int, int], ...]
 

@@ -8,9 +8,10 @@ from collections.abc import Set as AbstractSet
 from typing import Any, Final, cast
 
 from rationalizer.canonical_holes import load_holes
-from rationalizer.groups.assignors import NOBODY, STRATEGIES
+from rationalizer.groups.assignors import STRATEGIES
 from rationalizer.groups.canonical_checkpoints import check_barrier, load_checkpoints, read_dated
 from rationalizer.groups.group import Group, Member, PartitionProgress, Settings
+from rationalizer.groups.lots import NOBODY
 from rationalizer.groups.pieces import NEVER, Piece, TopicPieces
 from rationalizer.holes import NO_KEY
 from rationalizer.leases.canonical import load_progress

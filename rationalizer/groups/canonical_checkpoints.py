@@ -7,19 +7,7 @@ from itertools import pairwise
 from typing import Any, Final, cast
 
 from rationalizer.groups.barriers import note_owners, show
-from rationalizer.groups.checkpoints import (
-    NOT_SAVED,
-    PASSING,
-    PERIODIC,
-    PINNED,
-    Answer,
-    Barrier,
-    Checkpoints,
-    Kept,
-    Key,
-    Version,
-    restored,
-)
+from rationalizer.groups.checkpoints import NOT_SAVED, Answer, Barrier, Checkpoints, Kept, Key, Version, restored
 from rationalizer.groups.group import Group
 from rationalizer.leases.canonical import load_progress
 from rationalizer.limits import MAX_KEPT, MAX_KEY_PIECES, MAX_OLD_WEIGHT, MAX_PINNED, NOTHING_DONE
@@ -27,6 +15,7 @@ from rationalizer.plane import Bounds
 from rationalizer.progress import Progress
 from rationalizer.state import BARRIER, CHECKPOINTS, DATED, VERSION, want, want_ascending
 from rationalizer.wire import wellformed as ok
+from rationalizer.wire.wellformed import PASSING, PERIODIC, PINNED
 
 #: The fields of a partition in front of its versions.
 _HEAD: Final = len(DATED.fields) - 1

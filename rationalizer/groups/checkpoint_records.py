@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from rationalizer import codes
 from rationalizer.groups import barriers
-from rationalizer.groups.checkpoints import PINNED, Answer, Checkpoints
+from rationalizer.groups.checkpoints import Answer, Checkpoints
 from rationalizer.groups.commits import Entry
 from rationalizer.groups.group import Group, Member
 from rationalizer.groups.judging import Judging, close, of_entries
 from rationalizer.groups.witness import NOBODY_GOES, bury
 from rationalizer.plane import ApplyContext, Verdict
 from rationalizer.wire.unpacking import Message
-from rationalizer.wire.wellformed import END, PIN, RETIRE
+from rationalizer.wire.wellformed import END, PIN, PINNED, RETIRE
 
 
 class CheckpointRecords(Judging):

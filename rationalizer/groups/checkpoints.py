@@ -17,20 +17,6 @@ from rationalizer.limits import MAX_OLD_WEIGHT, MAX_PINNED
 from rationalizer.progress import Progress
 from rationalizer.wire.wellformed import PASSING, PERIODIC, PINNED, REFUSED
 
-__all__ = [
-    "PASSING",
-    "PERIODIC",
-    "PINNED",
-    "NOT_SAVED",
-    "Answer",
-    "Barrier",
-    "Checkpoints",
-    "Key",
-    "Kept",
-    "Version",
-    "saved_nowhere",
-]
-
 #: (topic, partition)
 Key = tuple[str, int]
 

@@ -7,8 +7,8 @@ from typing import Final
 
 from rationalizer import codes
 from rationalizer.groups import barriers
-from rationalizer.groups.assignors import NOBODY
 from rationalizer.groups.group import Group, Member
+from rationalizer.groups.lots import NOBODY
 from rationalizer.groups.witness import NOBODY_GOES, NOTHING, Witness, bury, witness_of
 from rationalizer.plane import ApplyContext, Verdict
 from rationalizer.wire.unpacking import Message

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from rationalizer.groups.assignors import NOBODY, Before
+from rationalizer.groups.assignors import Before
+from rationalizer.groups.lots import NOBODY
 from rationalizer.limits import MAX_KEY_HASH
 
 #: In place of a generation: none.

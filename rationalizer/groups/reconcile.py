@@ -13,7 +13,8 @@ import itertools
 from collections.abc import Set as AbstractSet
 from operator import ne
 
-from rationalizer.groups.assignors import NOBODY, Target
+from rationalizer.groups.assignors import Target
+from rationalizer.groups.lots import NOBODY
 from rationalizer.groups.pieces import NEVER, Piece, TopicPieces
 from rationalizer.limits import MAX_KEY_HASH
 

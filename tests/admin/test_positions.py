@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_marshal import AdminError, ConfigurationError, Move
-from kafka_marshal.admin.positions import Target, moves_to, resolve
+from kafka_marshal.admin.positions import moves_to, resolve
 from kafka_marshal.admin.repositioning import _add, _Done
 from kafka_marshal.admin.session import progress_in
 from kafka_marshal.engine.inputs import CommitLease, GrantLease
+from kafka_marshal.types import Target
 from rationalizer import (
     ClaimingMessages,
     ClaimingPartition,

@@ -17,7 +17,8 @@ from kafka_marshal.engine.effects import Effect
 from kafka_marshal.engine.inputs import CaughtUp, Input
 from kafka_marshal.node import scope
 from kafka_marshal.node.coordination_topic import create_topic
-from kafka_marshal.node.replica import Begin, Listener, Replica
+from kafka_marshal.node.replica import Listener, Replica
+from kafka_marshal.node.start import Begin
 from kafka_marshal.ports import TailBatch
 from kafka_marshal.testing.select_broker import TEST_BOOTSTRAP, RunningKafka
 from kafka_marshal.topic_names import snapshots_topic

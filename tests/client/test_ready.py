@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any, cast
 
 from kafka_marshal.client.ready import MOST_IN_TURN, Ready
-from kafka_marshal.engine.work.lanes import Lane
+from kafka_marshal.engine.work.lane import Lane
 
 
 class Waiting:

@@ -17,8 +17,9 @@ from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.memory import MemoryBroker, MemoryCluster
 from kafka_marshal.ports import Ack, Cluster, DataFault, DataReader, LogEntry, Message, Tail, TailFault
 from kafka_marshal.testing.simulation.checks import Checks
+from kafka_marshal.testing.simulation.living import Host
 from kafka_marshal.testing.simulation.network import Network
-from kafka_marshal.testing.simulation.process import Host, Process
+from kafka_marshal.testing.simulation.process import Process
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.types import Key
 from tests.contract.virtual import VirtualThreading, VirtualTime, play

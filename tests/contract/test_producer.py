@@ -11,7 +11,7 @@ import pytest
 from kafka_marshal.adapters.memory import AppendFate, MemoryCluster
 from kafka_marshal.errors import ClosedError, KafkaUnavailableError, ProduceError
 from kafka_marshal.ports import Message, Producer
-from kafka_marshal.testing.simulation.network import Trouble
+from kafka_marshal.testing.simulation.living import Trouble
 from tests.contract.sides import TIMEOUT_S, DataLog, KafkaSide, Side, SimulatedSide, eventually
 
 Errors = list[Exception | None]

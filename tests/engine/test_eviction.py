@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
+from kafka_marshal.engine.checkpoint_inputs import GoBack
 from kafka_marshal.engine.claims.client import EVICTED_INTERVALS
-from kafka_marshal.engine.consumer_inputs import CheckStuck, GoBack
+from kafka_marshal.engine.consumer_inputs import CheckStuck
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.work.owed import OWED_AFTER_MS
 from rationalizer import ClaimingPartition, ReleasingPartition

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.work.assignment import Stage
+from kafka_marshal.types import Key
 from rationalizer import ClaimingPartition, ClaimingShare, ReleasingPartition, SettlingMessages, key_hash
 from rationalizer.limits import MAX_KEY_HASH
 from tests.engine.harness import HI, FakeMessage, Member, Net

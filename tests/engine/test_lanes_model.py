@@ -10,7 +10,8 @@ import pytest
 
 from kafka_marshal.client.tries import Call
 from kafka_marshal.engine.work.assignment import Assignment
-from kafka_marshal.engine.work.lanes import Lane, Order
+from kafka_marshal.engine.work.lane import Lane
+from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 from tests.engine.lanes_bench import FOREVER, Bench, Record

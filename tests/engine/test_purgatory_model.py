@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from kafka_marshal.engine.work.assignment import Assignment, Stage
-from kafka_marshal.engine.work.lanes import Lane
+from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.engine.work.purgatory import GATHER_MS, Block, Finished
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message

@@ -13,7 +13,8 @@ from kafka_marshal.client.tries import Call
 from kafka_marshal.engine import consumer_inputs as given
 from kafka_marshal.engine.settings import GroupOptions
 from kafka_marshal.engine.work.assignment import Assignment
-from kafka_marshal.engine.work.lanes import Lane, Lanes, Order
+from kafka_marshal.engine.work.lane import Lane
+from kafka_marshal.engine.work.lanes import Lanes, Order
 from kafka_marshal.engine.work.open_messages import Try
 from kafka_marshal.engine.work.pull import Take, Wanted
 from kafka_marshal.engine.work.run import offset_of

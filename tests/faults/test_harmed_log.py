@@ -12,7 +12,8 @@ from kafka_marshal import Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.errors import LogCutError
 from kafka_marshal.node import log_guard
-from kafka_marshal.node.replica import Begin, Replica
+from kafka_marshal.node.replica import Replica
+from kafka_marshal.node.start import Begin
 from kafka_marshal.observe.view import View
 from tests.client.conftest import wait_until
 from tests.faults.stories import GROUP, TOPIC, answer, member, memory_cluster

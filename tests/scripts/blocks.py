@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 
 from kafka_marshal.engine.work.assignment import Assignment, Stage
 from kafka_marshal.engine.work.buffer import Buffer
-from kafka_marshal.engine.work.lanes import Lane
+from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.engine.work.purgatory import Block, Finished
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message

@@ -57,7 +57,7 @@ from random import Random
 from typing import Any
 
 from kafka_marshal.engine.claims.leases import HeldLease
-from kafka_marshal.engine.consumer_inputs import Abort, GiveBackRun, Park, Untake
+from kafka_marshal.engine.consumer_inputs import Abort, Park, Untake
 from kafka_marshal.engine.effects import (
     Append,
     Call,
@@ -77,6 +77,7 @@ from kafka_marshal.engine.effects import (
     Warn,
 )
 from kafka_marshal.engine.settings import SharingOptions, Why
+from kafka_marshal.engine.share_inputs import GiveBackRun
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.open_messages import hash_of
 from rationalizer import (

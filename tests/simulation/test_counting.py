@@ -7,8 +7,9 @@ import json
 from kafka_marshal.checkpoints.store import Place
 from kafka_marshal.testing.simulation.counting import States
 from rationalizer import Progress
-from rationalizer.groups.checkpoints import PERIODIC, Barrier, Checkpoints, Kept, Key, Version, saved_nowhere
+from rationalizer.groups.checkpoints import Barrier, Checkpoints, Kept, Key, Version, saved_nowhere
 from rationalizer.limits import MAX_KEY_HASH
+from rationalizer.wire.wellformed import PERIODIC
 
 ONE, OTHER = ("events", 0), ("events", 1)
 

@@ -14,7 +14,8 @@ import pytest
 from benchmarks.phantoms import is_even
 from kafka_marshal.adapters.opening import announced
 from kafka_marshal.testing.simulation import Job
-from kafka_marshal.testing.simulation.process import BOOTSTRAP, Host, Process
+from kafka_marshal.testing.simulation.living import Host
+from kafka_marshal.testing.simulation.process import BOOTSTRAP, Process
 from kafka_marshal.testing.simulation.story import decoded_once, quiet
 from rationalizer import Upgrade, encode, route_group
 from rationalizer.levels import GROUPS_LEVEL

@@ -10,7 +10,8 @@ import pytest
 from kafka_marshal import Retry
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.engine.work.in_lanes import InLanes
-from kafka_marshal.engine.work.lanes import Lane, Lanes, Owner
+from kafka_marshal.engine.work.lane import Lane, Owner
+from kafka_marshal.engine.work.lanes import Lanes
 from kafka_marshal.engine.work.open_messages import OpenMessages
 from kafka_marshal.engine.work.settling import Kind, Settled
 from kafka_marshal.errors import ConfigurationError

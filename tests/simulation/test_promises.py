@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.client.base import TopicPartition
 from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.client.fetcher import Fetcher
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook
@@ -19,6 +18,7 @@ from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.tracker import Tracker
 from kafka_marshal.testing.simulation import Client, Fault, Job, Scenario, simulate_one
 from kafka_marshal.testing.simulation.network import SimulatedTail
+from kafka_marshal.types import TopicPartition
 from rationalizer import Outcome, ReleasingPartition, World, codes
 from rationalizer.progress import Progress
 

@@ -24,9 +24,9 @@ from kafka_marshal.node.coordination_topic import required_settings
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.testing.simulation import Job, Scenario
 from kafka_marshal.testing.simulation.checks import Checks
-from kafka_marshal.testing.simulation.living import Living
+from kafka_marshal.testing.simulation.living import Host, Living
 from kafka_marshal.testing.simulation.network import Network, SimulatedCluster
-from kafka_marshal.testing.simulation.process import BOOTSTRAP, Host, Process, Store
+from kafka_marshal.testing.simulation.process import BOOTSTRAP, Process, Store
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.testing.simulation.story import decoded_once, quiet
 from rationalizer import World, encode

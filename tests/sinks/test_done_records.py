@@ -14,7 +14,8 @@ import psycopg
 import pytest
 
 from kafka_marshal import Attempt, Message
-from kafka_marshal.client.attempt import GroupKind, Order, current
+from kafka_marshal.client.attempt import GroupKind, current
+from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import SinkError, StaleEpochError, WrongEpochKindError
 from kafka_marshal.sinks import FencedSink, PostgresSink, Progress
 from kafka_marshal.sinks.done_records import MERGE_EVERY, DoneRecords, interval_merged

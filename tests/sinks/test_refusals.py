@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.client.attempt import Order
+from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import ConfigurationError, SinkError
 from kafka_marshal.sinks import Progress, RecordTransaction
 from tests.sinks.conftest import Kind

@@ -20,7 +20,8 @@ from kafka_marshal.errors import (
     SnapshotDifferenceError,
     TopicChangedError,
 )
-from kafka_marshal.node.replica import Begin, Replica
+from kafka_marshal.node.replica import Replica
+from kafka_marshal.node.start import Begin
 from kafka_marshal.ports import TopicInfo
 from rationalizer import Tick, World, encode
 from rationalizer.snapshot_log import encode_snapshot

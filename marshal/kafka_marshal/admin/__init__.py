@@ -39,13 +39,14 @@ from kafka_marshal.admin.members import InHand
 from kafka_marshal.admin.move_plans import MovePlan
 from kafka_marshal.admin.open_messages import OpenMessage
 from kafka_marshal.admin.pause import Pause
-from kafka_marshal.admin.positions import Move, Target
+from kafka_marshal.admin.positions import Move
 from kafka_marshal.admin.redriving import RedrivenLetters
 from kafka_marshal.admin.rollback import Rewound, RolledBack
 from kafka_marshal.admin.settling import Settled
 from kafka_marshal.admin.stored_message import StoredMessage
 from kafka_marshal.admin.topic import TopicReport
 from kafka_marshal.snapshots.prune import PrunedPartition, PrunePlan
+from kafka_marshal.types import Target
 
 __all__ = [
     "Admin",

@@ -16,9 +16,9 @@ from kafka_marshal.observe.cuts import KIND_WORDS, Cut, cuts_now, is_initial, ol
 from kafka_marshal.observe.text import time_text
 from kafka_marshal.ports import TopicPartition
 from rationalizer import BeginCheckpoint, Group, KeepCheckpoint, Outcome, Record, World, codes, route_group
-from rationalizer.groups.checkpoints import PINNED, Checkpoints
+from rationalizer.groups.checkpoints import Checkpoints
 from rationalizer.levels import CHECKPOINTS_LEVEL
-from rationalizer.wire.wellformed import PIN, RETIRE
+from rationalizer.wire.wellformed import PIN, PINNED, RETIRE
 
 #: A barrier that is over needs a record of a member to be closed: how much longer than its time it is awaited (s).
 WITNESS_S: Final = 5.0

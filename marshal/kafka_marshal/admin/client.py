@@ -21,7 +21,6 @@ from kafka_marshal.admin.pause import Pause
 from kafka_marshal.admin.positions import (
     Keep,
     Move,
-    Target,
     check_name,
     check_targets,
     lost_positions,
@@ -34,7 +33,6 @@ from kafka_marshal.admin.setting_aside import OpenMessages
 from kafka_marshal.admin.stored_message import StoredMessages
 from kafka_marshal.admin.topic import TopicReport, prepare, set_keep, upgrade
 from kafka_marshal.client.options import check_log_name
-from kafka_marshal.client.view import LeaseInfo
 from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.node.config import (
     MOST_START_S,
@@ -50,6 +48,7 @@ from kafka_marshal.node.serving import have_done
 from kafka_marshal.ports import Cluster, TopicPartition
 from kafka_marshal.snapshots import prune
 from kafka_marshal.topic_names import DEFAULT_TOPIC
+from kafka_marshal.types import LeaseInfo, Target
 from rationalizer import Progress, Settings
 
 T = TypeVar("T")

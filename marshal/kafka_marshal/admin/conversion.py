@@ -14,11 +14,12 @@ from kafka_marshal.admin.pause_work import PauseWork
 from kafka_marshal.admin.repositioning import move_all
 from kafka_marshal.admin.session import GroupKind, group_in
 from kafka_marshal.admin.topic import below_level
-from kafka_marshal.admin.transfer import Open, progress_of_all, refuse_open, refuse_transactional
+from kafka_marshal.admin.transfer import Open, refuse_open, refuse_transactional
 from kafka_marshal.beside import read_json, write_json
 from kafka_marshal.engine.work.copies import Aside
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import AdminError, ConfigurationError
+from kafka_marshal.node.log_guard import progress_of_all
 from kafka_marshal.ports import TopicPartition
 from rationalizer import Progress, World
 from rationalizer.levels import GROUPS_LEVEL

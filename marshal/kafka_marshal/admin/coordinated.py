@@ -11,12 +11,13 @@ from types import MappingProxyType
 from kafka_marshal.admin.aside import open_again
 from kafka_marshal.admin.positions import Move, moves_to
 from kafka_marshal.admin.session import Asked, Session, in_own_name, wrong_kind
-from kafka_marshal.client.view import LeaseInfo, holdings
+from kafka_marshal.client.view import holdings
 from kafka_marshal.engine.work.copies import Aside
 from kafka_marshal.errors import AdminError, ConfigurationError, GroupPausedError
 from kafka_marshal.observe.checkpoint_words import repeated_text
 from kafka_marshal.observe.text import count
 from kafka_marshal.ports import TopicPartition
+from kafka_marshal.types import LeaseInfo
 from rationalizer import (
     CommitEntry,
     CommitOffsets,

@@ -21,9 +21,9 @@ from kafka_marshal.admin.transfer import (
     import_positions,
     planned_export,
     planned_import,
-    progress_of_all,
 )
 from kafka_marshal.client.one_process import OneProcess
+from kafka_marshal.node.log_guard import progress_of_all
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.ports import Cluster
 from rationalizer import route_group

@@ -11,11 +11,13 @@ from typing import NamedTuple
 from kafka_marshal.admin import coordinated
 from kafka_marshal.admin.positions import check_name
 from kafka_marshal.admin.session import Asked, Session, bare_release, in_own_name, key_of
-from kafka_marshal.client.view import LeaseInfo, holdings, lease_info
+from kafka_marshal.client.view import holdings, lease_info
 from kafka_marshal.errors import AdminError
-from kafka_marshal.node.replica import Begin, Replica
+from kafka_marshal.node.replica import Replica
+from kafka_marshal.node.start import Begin
 from kafka_marshal.observe.text import count
 from kafka_marshal.ports import Cluster, TopicPartition
+from kafka_marshal.types import LeaseInfo
 from rationalizer import Lease, Record, ReleaseGroup, ReleasingPartition
 from rationalizer.leases.shares import Share
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kafka_marshal.admin.session import Session
-from kafka_marshal.client.view import LeaseInfo
 from kafka_marshal.engine.settings import proof_margin_ms
 from kafka_marshal.errors import AdminError
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.observe.fold import is_of_worker, shows_life
 from kafka_marshal.observe.words import what
 from kafka_marshal.ports import Cluster, TopicPartition
+from kafka_marshal.types import LeaseInfo
 from rationalizer import (
     Group,
     Lease,

@@ -16,7 +16,7 @@ from kafka_marshal import arguments
 from kafka_marshal.admin.members import InHand
 from kafka_marshal.admin.move_plans import MovePlan
 from kafka_marshal.admin.pause_work import OVER, PauseWork
-from kafka_marshal.admin.positions import Keep, Move, Target, check_targets
+from kafka_marshal.admin.positions import Keep, Move, check_targets
 from kafka_marshal.admin.session import Session
 from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.errors import AdminError, ConfigurationError, MarshalError
@@ -25,6 +25,7 @@ from kafka_marshal.node.engine_lock import under_lock
 from kafka_marshal.node.serving import Answer, EndedError
 from kafka_marshal.ports import TopicPartition
 from kafka_marshal.runtime import is_ours
+from kafka_marshal.types import Target
 
 T = TypeVar("T")
 

@@ -11,21 +11,13 @@ from typing import Any, TypeVar
 
 from kafka_marshal.admin.coordinated import refuse_kept, set_positions
 from kafka_marshal.admin.members import InHand, Members
-from kafka_marshal.admin.positions import (
-    Keep,
-    Move,
-    Target,
-    check_targets,
-    lost_positions,
-    moves_to,
-    resolve,
-    stands_at,
-)
+from kafka_marshal.admin.positions import Keep, Move, check_targets, lost_positions, moves_to, resolve, stands_at
 from kafka_marshal.admin.repositioning import move_all
 from kafka_marshal.admin.session import Asked, CallerGoneError, Session, bare_release, key_of
 from kafka_marshal.errors import AdminError, ConfigurationError, GroupPausedError, MarshalError
 from kafka_marshal.node.serving import EndedError
 from kafka_marshal.ports import TopicPartition
+from kafka_marshal.types import Target
 from rationalizer import ForgetGroup, Record, ReleaseGroup
 from rationalizer import Pause as PauseInForce
 from rationalizer.limits import MAX_TIME_MS

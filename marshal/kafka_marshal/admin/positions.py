@@ -17,22 +17,6 @@ from kafka_marshal.types import Target
 from rationalizer import BeatEntry, InvalidRecordError, Progress
 from rationalizer.limits import MAX_OFFSET
 
-__all__ = [
-    "Keep",
-    "Move",
-    "Target",
-    "check_name",
-    "check_targets",
-    "first_readable",
-    "first_with_a_moment",
-    "lost_positions",
-    "moves_to",
-    "open_at",
-    "resolve",
-    "stands_at",
-    "without",
-]
-
 WORDS = ("earliest", "latest", "readable")
 
 LOOKUP_TIMEOUT_S = 10.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Literal, TypeVar
 
-from kafka_marshal.client.view import LeaseInfo, holdings
+from kafka_marshal.client.view import holdings
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.inputs import AppendRecord
 from kafka_marshal.engine.settings import EngineSettings
@@ -16,6 +16,7 @@ from kafka_marshal.errors import AdminError, UpgradeRequiredError, WrongKindErro
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.serving import Answer, EndedError, Servants
 from kafka_marshal.ports import Cluster, TopicPartition
+from kafka_marshal.types import LeaseInfo
 from rationalizer import (
     Group,
     Lease,

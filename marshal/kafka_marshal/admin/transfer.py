@@ -25,18 +25,6 @@ from rationalizer.holes import Hole
 from rationalizer.levels import SHARING_LEVEL
 from rationalizer.limits import MAX_METADATA_BYTES
 
-__all__ = [
-    "Open",
-    "empty_kafka_group",
-    "export_positions",
-    "import_positions",
-    "planned_export",
-    "planned_import",
-    "progress_of_all",
-    "refuse_open",
-    "refuse_transactional",
-]
-
 #: The progress of a partition; None: the group never had it.
 ProgressOf = Callable[[TopicPartition], Progress | None]
 

@@ -12,8 +12,6 @@ from kafka_marshal.types import Key
 from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.routing import key_hash
 
-__all__ = ["Checkpoint", "CheckpointPiece", "CheckpointPolicy", "Restore", "RestorePiece", "WhyRestored", "has_key"]
-
 #: Periodic checkpoints that a group keeps at most, beside those that are pinned.
 MOST_KEPT: Final = 64
 

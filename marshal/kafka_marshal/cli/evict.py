@@ -29,7 +29,7 @@ from rationalizer.limits import MAX_PARTITION
 
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin
-    from kafka_marshal.client.view import LeaseInfo
+    from kafka_marshal.types import LeaseInfo
 
 _NOT_DONE = "Nothing was changed."
 

@@ -195,7 +195,8 @@ def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report
 def _look_at_levels(cluster: Cluster, options: Options, report: Report) -> None:
     """Check whether coordinated groups can be used."""
     from kafka_marshal.admin.topic import low_levels
-    from kafka_marshal.node.replica import Begin, Replica
+    from kafka_marshal.node.replica import Replica
+    from kafka_marshal.node.start import Begin
 
     replica = Replica(cluster, options.topic, options.timeout, Begin.SNAPSHOT)
     try:

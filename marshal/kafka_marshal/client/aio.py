@@ -22,32 +22,26 @@ from kafka_marshal.client import group_consumer as plain_group
 from kafka_marshal.client import marshal as plain_marshal
 from kafka_marshal.client.aio_calls import Calls, awaited, state_callback
 from kafka_marshal.client.aio_transaction import Transaction
-from kafka_marshal.client.attempt import Order
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.checkpointing import TAKES, Checkpoints
 from kafka_marshal.client.closing import DEFAULT_TIMEOUT_S
 from kafka_marshal.client.group_member import COMMIT_TIMEOUT_S, Piece
 from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions, RunSettings
 from kafka_marshal.client.health import Health
-from kafka_marshal.client.options import (
-    DEFAULT_BYTES_IN_FLIGHT,
-    MOST_TRANSACTIONAL_PRODUCERS,
-    TRANSACTION_TIMEOUT_S,
-    Delivery,
-    Start,
-    WhenStuck,
-)
-from kafka_marshal.client.parallel import Call, carry_out
+from kafka_marshal.client.options import DEFAULT_BYTES_IN_FLIGHT, MOST_TRANSACTIONAL_PRODUCERS, TRANSACTION_TIMEOUT_S
+from kafka_marshal.client.parallel import carry_out
 from kafka_marshal.client.shared import ConsumerArguments, ShareConsumer, SharedBatch
 from kafka_marshal.client.shared_reads import DEFAULT_SHARED_BYTES
+from kafka_marshal.client.tries import Call
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.settings import MAX_SHARES
+from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.node.config import START_TIMEOUT_S
 from kafka_marshal.node.serving import EndedError
 from kafka_marshal.runtime import THREADS
 from kafka_marshal.topic_names import DEFAULT_TOPIC
-from kafka_marshal.types import Key, Progress, Strategy, TopicPartition
+from kafka_marshal.types import Delivery, Key, Progress, Start, Strategy, TopicPartition, WhenStuck
 
 T = TypeVar("T")
 

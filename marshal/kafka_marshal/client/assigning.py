@@ -13,10 +13,10 @@ from kafka_marshal.client.base import check_partitions
 from kafka_marshal.client.claiming import serve_claim
 from kafka_marshal.client.consumer import DEFAULT_BATCH_SIZE, Consumer, PartitionsCallback
 from kafka_marshal.client.lease import Lease
-from kafka_marshal.client.options import DEFAULT_BYTES_IN_FLIGHT, ConsumerOptions, Start, WhenStuck, checked_topics
+from kafka_marshal.client.options import DEFAULT_BYTES_IN_FLIGHT, ConsumerOptions, checked_topics
 from kafka_marshal.engine.key_share import Span
 from kafka_marshal.errors import ConfigurationError, KeyRangeError
-from kafka_marshal.types import Key
+from kafka_marshal.types import Key, Start, WhenStuck
 from rationalizer.limits import MAX_KEY_HASH
 
 if TYPE_CHECKING:

@@ -13,8 +13,6 @@ from kafka_marshal.client.transactions import Output, output
 from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import ConfigurationError, LeaseLostError
 
-__all__ = ["Attempt", "GroupKind", "Order", "current"]
-
 #: How partitions are assigned: by claims, or by a coordinated group.
 GroupKind = Literal["claimed", "coordinated"]
 

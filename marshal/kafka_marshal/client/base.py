@@ -30,14 +30,8 @@ from kafka_marshal.client.committed import ShowsCommitted
 from kafka_marshal.client.dropped import close_if_dropped
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.options import ConsumerOptions
-from kafka_marshal.engine.consumer_inputs import (
-    Decide,
-    RemoveConsumer,
-    StateRestored,
-    StateReturned,
-    StateSafe,
-    TakeError,
-)
+from kafka_marshal.engine.checkpoint_inputs import StateRestored, StateReturned, StateSafe
+from kafka_marshal.engine.consumer_inputs import Decide, RemoveConsumer, TakeError
 from kafka_marshal.engine.effects import Call, Callback, Piece, RestoreState, SaveState, TakeOver
 from kafka_marshal.engine.inputs import AddConsumer, Input, RaiseError
 from kafka_marshal.engine.kinds import coordinated_group, is_coordinated
@@ -54,8 +48,6 @@ from kafka_marshal.node.serving import EndedError
 from kafka_marshal.node.topics import CountPartitions
 from kafka_marshal.runtime import is_ours
 from kafka_marshal.types import Key, TopicPartition
-
-__all__ = ["Membership", "TopicPartition", "calling", "check_partitions", "take_handle"]
 
 #: After stop(), a call without a timeout waits this long (s): a loop that does not check for stop() must not spin.
 STOPPED_S = 0.1

@@ -9,8 +9,8 @@ from collections.abc import Hashable
 from threading import Lock
 from typing import Any
 
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.types import Key
 
 #: More failures in a row than this, of several messages, are an outage.
 MOST_FAILED = 50

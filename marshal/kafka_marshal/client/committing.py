@@ -35,7 +35,7 @@ from kafka_marshal.engine.consumer_inputs import (
     OpenBlocks,
 )
 from kafka_marshal.engine.work.assignment import Run
-from kafka_marshal.engine.work.lanes import HeldBack
+from kafka_marshal.engine.work.behind import HeldBack
 from kafka_marshal.engine.work.purgatory import BLOCK_MESSAGES, Block, Finished
 from kafka_marshal.errors import LeaseLostError, ProduceError, TransactionError
 from kafka_marshal.logs import log

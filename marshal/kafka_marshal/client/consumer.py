@@ -15,24 +15,22 @@ from typing import Any, TypeVar, Unpack, cast, overload
 
 from kafka_marshal import arguments, ports
 from kafka_marshal.adapters.message import Message
-from kafka_marshal.client.attempt import Order
-from kafka_marshal.client.base import TopicPartition, check_partitions
+from kafka_marshal.client.base import check_partitions
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions, RunSettings
-from kafka_marshal.client.parallel import Call, carry_out, finish
+from kafka_marshal.client.parallel import carry_out, finish
 from kafka_marshal.client.transaction import Transaction
+from kafka_marshal.client.tries import Call
 from kafka_marshal.engine.consumer_inputs import Pause, Seek
 from kafka_marshal.engine.work.assignment import Run
+from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.engine.work.run import ALL, Taken
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.node.engine_lock import under_lock
 from kafka_marshal.node.serving import LOOK_S, Answer, EndedError, LateError
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
-from kafka_marshal.types import Key
-
-__all__ = ["Consumer", "PartitionsCallback", "TopicPartition"]
-
+from kafka_marshal.types import Key, TopicPartition
 
 DEFAULT_BATCH_SIZE = 1_000
 

@@ -12,7 +12,7 @@ from kafka_marshal.client.dead_letter_topic import Call, check_topic
 from kafka_marshal.client.dead_letters import headers_of
 from kafka_marshal.client.failures import Failures
 from kafka_marshal.client.fetching import FetchingConsumer
-from kafka_marshal.engine.work.lanes import Lane
+from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.errors import KafkaUnavailableError, ProduceError
 from kafka_marshal.logs import log
 

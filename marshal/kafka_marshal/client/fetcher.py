@@ -25,7 +25,6 @@ from kafka_marshal.engine.consumer_inputs import (
     Recreated,
     TooLarge,
 )
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.memory import FIRST_READ, mean_bytes
 from kafka_marshal.logs import log
@@ -34,6 +33,7 @@ from kafka_marshal.node.stalled_fetch import FetchMonitor
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.ports import DataFault, DataReader, FaultKind, Message
 from kafka_marshal.rights import grant
+from kafka_marshal.types import Key
 
 #: Whether the garbage collector is off now because of us.
 _resting = False

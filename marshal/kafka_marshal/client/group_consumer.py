@@ -14,8 +14,6 @@ from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.errors import ConfigurationError, KeyRangeError
 from kafka_marshal.node.driver import Driver
 
-__all__ = ["GroupConsumer", "Piece", "PiecesCallback"]
-
 PiecesCallback = Callable[["GroupConsumer", list[Piece]], object]
 
 

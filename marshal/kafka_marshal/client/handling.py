@@ -10,9 +10,10 @@ from typing import Any, TypedDict, get_args
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
-from kafka_marshal.client.attempt import Attempt, Order
+from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.fates import Fate
 from kafka_marshal.client.options import ConsumerOptions
+from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.topic_names import is_topic_name
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.dead_letters import headers_of
 from kafka_marshal.client.transactions import Output
-from kafka_marshal.engine.work.lanes import Lane
+from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.engine.work.purgatory import Finished
 
 #: Memory of an output besides its key, value and headers (bytes).

@@ -26,9 +26,6 @@ from kafka_marshal.client.options import (
     MOST_TRANSACTIONAL_PRODUCERS,
     TRANSACTION_TIMEOUT_S,
     ConsumerOptions,
-    Delivery,
-    Start,
-    WhenStuck,
     check_log_name,
     checked_group,
     checked_isolation,
@@ -58,7 +55,7 @@ from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.serving import Answer, Servants
 from kafka_marshal.ports import Cluster
 from kafka_marshal.topic_names import DEFAULT_TOPIC
-from kafka_marshal.types import Strategy
+from kafka_marshal.types import Delivery, Start, Strategy, WhenStuck
 from kafka_marshal.watchdog import Watchdog
 from kafka_marshal.watchdog.properties import producer_properties
 

@@ -27,23 +27,6 @@ from kafka_marshal.topic_names import DEFAULT_TOPIC, is_topic_name, snapshots_to
 from kafka_marshal.types import Delivery, Start, Strategy, WhenStuck
 from rationalizer.limits import MAX_SESSION_TIMEOUT_MS, MIN_SESSION_TIMEOUT_MS
 
-__all__ = [
-    "DEFAULT_BYTES_IN_FLIGHT",
-    "MOST_TRANSACTIONAL_PRODUCERS",
-    "TRANSACTION_TIMEOUT_S",
-    "ConsumerOptions",
-    "Delivery",
-    "Start",
-    "TransactionOptions",
-    "WhenStuck",
-    "check_callback",
-    "check_log_name",
-    "checked_group",
-    "checked_isolation",
-    "checked_topics",
-    "checked_transactions",
-]
-
 #: The default of ``transaction_timeout`` (s), and the least; the brokers' ``transaction.max.timeout.ms`` is the most.
 TRANSACTION_TIMEOUT_S = 60.0
 LEAST_TRANSACTION_TIMEOUT_S = 1.0

@@ -35,13 +35,11 @@ from kafka_marshal.engine.consumer_inputs import (
     Say,
     Spread,
 )
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.work.lanes import HELD_BACK_MS, Lanes
 from kafka_marshal.engine.work.pull import Fetch, Pull, Take, Wait, Wanted
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.logs import log
-
-__all__ = ["MAX_DELIVERIES", "Call", "Runner", "carry_out", "finish"]
+from kafka_marshal.types import Key
 
 #: A message of which this many tries have begun, and none has ended, is set aside (or more, as ``Retry`` says).
 MAX_DELIVERIES = 5

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from kafka_marshal import arguments
-from kafka_marshal.client.base import Host, Membership, TopicPartition
+from kafka_marshal.client.base import Host, Membership
 from kafka_marshal.client.group_member import GroupMember, Piece
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.client.taking import RangeTaker, Watermarks
@@ -22,10 +22,7 @@ from kafka_marshal.engine.work.ranges import OffsetRange, RangeDelivery
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.serving import LOOK_S, EndedError, LateError
-from kafka_marshal.types import Key
-
-__all__ = ["GroupRangeConsumer", "OffsetRange", "PiecesOfRangesCallback", "RangeConsumer", "RangesCallback"]
-
+from kafka_marshal.types import Key, TopicPartition
 
 RangesCallback = Callable[["RangeConsumer", list[TopicPartition]], object]
 PiecesOfRangesCallback = Callable[["GroupRangeConsumer", list[Piece]], object]

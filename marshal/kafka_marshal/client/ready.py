@@ -14,7 +14,7 @@ from typing import Any
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
-from kafka_marshal.engine.work.lanes import Lane
+from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.errors import ConfigurationError
 
 

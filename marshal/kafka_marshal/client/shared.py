@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar, cast
 
 from kafka_marshal import arguments, ports
-from kafka_marshal.client.attempt import Order
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.consumer import DEFAULT_RETRY, DRAIN_TIMEOUT_S, Consumer
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.share_inputs import GiveBackRun, ParkMessage, WantBatches
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedAssignment, SharedConsumer
+from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.engine.work.pull import Pull
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.settling import Kind

@@ -7,12 +7,12 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from kafka_marshal.engine.consumer_inputs import CollectRange, EndsFound, LoseRanges, OpenRanges, Recreated, TakeRanges
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.inputs import Input
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.ranges import OffsetRange, RangeDelivery, RangeRun
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.ports import Cluster
+from kafka_marshal.types import Key
 
 #: (log start, log end) by partition.
 Marks = dict[Key, tuple[int, int]]

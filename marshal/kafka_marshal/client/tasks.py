@@ -12,7 +12,7 @@ from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.closing import calling
 from kafka_marshal.client.ready import Ready, check_result, deserialized
 from kafka_marshal.client.tries import Tries, cancelled
-from kafka_marshal.engine.work.lanes import Lane
+from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.runtime import is_ours
 
 #: A handler that awaits nothing keeps the loop: after this number of messages in a row its task yields.

@@ -9,7 +9,7 @@ from functools import partial
 from kafka_marshal.client.closing import calling
 from kafka_marshal.client.ready import Ready, check_result, deserialized
 from kafka_marshal.client.tries import Tries, cancelled
-from kafka_marshal.engine.work.lanes import Lane
+from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.logs import log
 from kafka_marshal.runtime import is_ours
 

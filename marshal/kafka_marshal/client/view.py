@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rationalizer import Group, Lease, World
     from rationalizer.leases.shares import Share
 
-__all__ = ["LeaseInfo", "WorldView", "holdings", "lease_info", "open_messages"]
-
 
 def lease_info(lease: Lease, world: World) -> LeaseInfo:
     """A copy of a lease, as its partition of the coordination topic has it now."""

@@ -29,7 +29,7 @@ from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
 from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.shares import ShareSource
-from kafka_marshal.engine.effects import Call, Effect, Key, LookUp, Outbox, TakeOver
+from kafka_marshal.engine.effects import Call, Effect, LookUp, Outbox, TakeOver
 from kafka_marshal.engine.groups.applied import Host
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.inputs import Input
@@ -46,6 +46,7 @@ from kafka_marshal.engine.work.hold_up import hold_up, hold_up_stuck
 from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.engine.work.topic_mark import TopicIds
 from kafka_marshal.ports import TopicInfo
+from kafka_marshal.types import Key
 from rationalizer import Outcome, SettlingMessages, Tick, World
 
 

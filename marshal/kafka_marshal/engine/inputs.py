@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.consumer_inputs import ConsumerInput
-from kafka_marshal.engine.effects import Call, Key, LookUp
+from kafka_marshal.engine.effects import Call, LookUp
 from kafka_marshal.engine.settings import ConsumerSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.ports import TopicInfo
+from kafka_marshal.types import Key
 from rationalizer import Outcome, Record
 
 # The log, the brokers, time.

@@ -24,7 +24,7 @@ from kafka_marshal.engine.settings import (
     SharingOptions,
     Why,
 )
-from kafka_marshal.engine.work.lanes import HeldBack
+from kafka_marshal.engine.work.behind import HeldBack
 from kafka_marshal.engine.work.pull import Wanted
 from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.ports import TopicInfo

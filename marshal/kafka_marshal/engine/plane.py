@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from kafka_marshal.engine.effects import Key, SavedPiece
+from kafka_marshal.engine.effects import SavedPiece
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.ports import Message
+from kafka_marshal.types import Key
 from rationalizer import Progress
 from rationalizer.holes import Hole
 from rationalizer.wire.records import Done, Opened, Parked

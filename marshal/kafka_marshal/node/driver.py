@@ -25,10 +25,11 @@ from kafka_marshal.node.log_keeper import LogKeeper
 from kafka_marshal.node.pacing import Pacing
 from kafka_marshal.node.pulse import Pulse
 from kafka_marshal.node.record_file import record
-from kafka_marshal.node.replica import Begin, Listener, Replica
+from kafka_marshal.node.replica import Listener, Replica
 from kafka_marshal.node.scope import Scope
 from kafka_marshal.node.serving import EndedError, Servants
 from kafka_marshal.node.snapshot_upkeep import SnapshotUpkeep
+from kafka_marshal.node.start import Begin
 from kafka_marshal.node.steps import Steps
 from kafka_marshal.node.topic_rounds import TopicRounds
 from kafka_marshal.node.upkeep import Upkeep

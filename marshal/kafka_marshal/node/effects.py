@@ -15,7 +15,6 @@ from kafka_marshal.engine.effects import (
     CheckpointCompleted,
     CloseProducer,
     Effect,
-    Key,
     LookUp,
     Note,
     Piece,
@@ -40,6 +39,7 @@ from kafka_marshal.node.user_calls import UserCall, UserCalls
 from kafka_marshal.ports import Cluster
 from kafka_marshal.rate_limit import RateLimitedLog
 from kafka_marshal.runtime import Executor
+from kafka_marshal.types import Key
 
 
 class Effects:

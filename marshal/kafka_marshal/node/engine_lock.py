@@ -11,10 +11,11 @@ from kafka_marshal.engine.inputs import Failed, RaiseError, Step
 from kafka_marshal.errors import ClosedError
 
 if TYPE_CHECKING:
-    from kafka_marshal.engine.effects import Call, Effect, Key, RestoreState, SaveState, TakeOver
+    from kafka_marshal.engine.effects import Call, Effect, RestoreState, SaveState, TakeOver
     from kafka_marshal.engine.engine import Engine
     from kafka_marshal.node.fork_guard import Life
     from kafka_marshal.runtime import Condition
+    from kafka_marshal.types import Key
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from kafka_marshal.engine.effects import Key, LookUp
+from kafka_marshal.engine.effects import LookUp
 from kafka_marshal.engine.inputs import Located
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.node.engine_lock import EngineLock
@@ -14,6 +14,7 @@ from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.ports import Cluster
 from kafka_marshal.rate_limit import RateLimitedLog
 from kafka_marshal.runtime import Executor
+from kafka_marshal.types import Key
 
 #: This long after a topic grew, at the latest, all working members know its new partitions and claim them: twice the
 #: interval of their checks.

@@ -26,8 +26,6 @@ from rationalizer.plane import Heard
 from rationalizer.snapshot import digest_of
 from rationalizer.snapshot_log import due, interval, next_due
 
-__all__ = ["Beats", "Begin", "Due", "Listener", "Replica"]
-
 #: Called for each record applied once the replica has caught up: CP, offset, outcome.
 Listener = Callable[[int, int, Outcome], None]
 

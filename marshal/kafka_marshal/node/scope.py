@@ -14,8 +14,9 @@ from kafka_marshal.engine.inputs import CaughtUp
 from kafka_marshal.errors import AuthenticationError, ClosedError, KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.node.engine_lock import EngineLock
-from kafka_marshal.node.replica import Begin, Replica
+from kafka_marshal.node.replica import Replica
 from kafka_marshal.node.snapshot_upkeep import SnapshotUpkeep
+from kafka_marshal.node.start import Begin
 from kafka_marshal.ports import Cluster
 from kafka_marshal.rate_limit import RateLimitedLog
 

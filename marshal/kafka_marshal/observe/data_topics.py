@@ -12,9 +12,8 @@ from kafka_marshal.observe.rows import FOREIGN_COMMIT, NO_TOPIC
 from kafka_marshal.rights import grant
 
 if TYPE_CHECKING:
-    from kafka_marshal.client.view import LeaseInfo
     from kafka_marshal.ports import Cluster, TopicInfo
-    from kafka_marshal.types import Key
+    from kafka_marshal.types import Key, LeaseInfo
     from rationalizer import Progress
 
 

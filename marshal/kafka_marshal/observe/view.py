@@ -24,7 +24,8 @@ from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, Mars
 from kafka_marshal.instance import Instance
 from kafka_marshal.node.checks import SET_BACK_MS, clock_set_back
 from kafka_marshal.node.coordination_topic import log_name
-from kafka_marshal.node.replica import Begin, Replica
+from kafka_marshal.node.replica import Replica
+from kafka_marshal.node.start import Begin
 from kafka_marshal.observe.checkpoint_rows import checkpoints_row
 from kafka_marshal.observe.cuts import cut_in
 from kafka_marshal.observe.data_topics import DataTopics
@@ -42,10 +43,10 @@ from rationalizer import Tick, encode, route_group
 from rationalizer.limits import STALE_AFTER_INTERVALS
 
 if TYPE_CHECKING:
-    from kafka_marshal.client.view import LeaseInfo
     from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
     from kafka_marshal.observe.fold import Worker
     from kafka_marshal.ports import Ack, Cluster
+    from kafka_marshal.types import LeaseInfo
     from rationalizer import Group, Outcome, Progress, World
 
     _Taking = tuple[Group, CheckpointsRow]

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from itertools import pairwise, product
 
 from rationalizer import Outcome, Record, ReleaseGroup, Tick, Upgrade, World, codes, encode
-from rationalizer.groups.checkpoints import PASSING, Checkpoints, Version
+from rationalizer.groups.checkpoints import Checkpoints, Version
 from rationalizer.groups.group import Group, Member
 from rationalizer.groups.pieces import NEVER, Piece
 from rationalizer.levels import CHECKPOINTS_LEVEL, SUPPORTED_LEVEL
@@ -34,6 +34,7 @@ from rationalizer.wire.records import (
 )
 from rationalizer.wire.wellformed import (
     END,
+    PASSING,
     PIN,
     REACHED,
     REACHED_AND_LEAVES,

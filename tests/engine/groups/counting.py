@@ -6,10 +6,11 @@ from collections import Counter
 from random import Random
 
 from kafka_marshal.engine import consumer_inputs as given
-from kafka_marshal.engine.effects import Effect, Key, RestoredPiece, RestoreState
+from kafka_marshal.engine.effects import Effect, RestoredPiece, RestoreState
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.settings import CheckpointOptions, GroupOptions
 from kafka_marshal.engine.work.assignment import Run
+from kafka_marshal.types import Key
 from rationalizer import key_hash
 from tests.engine.harness import FakeMessage, Member, Net
 

@@ -7,12 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from kafka_marshal.engine.effects import Key, Outbox, Warn
+from kafka_marshal.engine.effects import Outbox, Warn
 from kafka_marshal.engine.groups.checkpoints import answering
 from kafka_marshal.engine.groups.checkpoints.answering import Answering
 from kafka_marshal.engine.groups.checkpoints.figures import CheckpointFigures
 from kafka_marshal.engine.groups.pieces import HeldPiece
 from kafka_marshal.engine.settings import CheckpointOptions
+from kafka_marshal.types import Key
 from rationalizer import AnswerBarrier, CommitEntry
 from rationalizer.groups.checkpoints import Barrier
 

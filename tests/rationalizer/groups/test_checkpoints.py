@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rationalizer.groups.checkpoints import PERIODIC, PINNED, Checkpoints, Kept, Version, saved_nowhere
+from rationalizer.groups.checkpoints import Checkpoints, Kept, Version, saved_nowhere
 from rationalizer.limits import MAX_KEY_PIECES, MAX_OLD_WEIGHT
 from rationalizer.progress import Progress
+from rationalizer.wire.wellformed import PERIODIC, PINNED
 
 
 def version(checkpoint: int, ranges: int) -> Version:

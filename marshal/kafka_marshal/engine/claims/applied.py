@@ -12,12 +12,13 @@ from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
 from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.claims.peers import Peers, vacant_since
 from kafka_marshal.engine.claims.shares import ShareSource
-from kafka_marshal.engine.effects import Key, Outbox, Warn
+from kafka_marshal.engine.effects import Outbox, Warn
 from kafka_marshal.engine.figures import Histogram
 from kafka_marshal.engine.plane import DRAINED, HandIn, Loss, Settles
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import ClientReplacedError
+from kafka_marshal.types import Key
 from rationalizer import (
     ClaimingMessages,
     ClaimingPartition,

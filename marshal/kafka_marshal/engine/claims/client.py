@@ -9,11 +9,12 @@ from typing import Protocol, cast
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.placement import Placement
-from kafka_marshal.engine.effects import Key, Outbox
+from kafka_marshal.engine.effects import Outbox
 from kafka_marshal.engine.plane import PASSING, PAUSED, SURPLUS, UNWANTED, Checkpointing, Loss, Ownership, Settles, Work
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import MarshalError
+from kafka_marshal.types import Key
 from rationalizer import ClaimingMessages, CommitRanges, Progress, SettlingMessages
 from rationalizer.holes import Hole
 

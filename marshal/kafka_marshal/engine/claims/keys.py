@@ -15,11 +15,11 @@ from kafka_marshal.engine.claims.client import EVICTED_INTERVALS, ClaimsClient, 
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.shares import WRONG_MODE_REST, ShareLease
-from kafka_marshal.engine.effects import Key, Warn
+from kafka_marshal.engine.effects import Warn
 from kafka_marshal.engine.key_share import KeyShare, Span
 from kafka_marshal.engine.plane import HandIn, Loss, Owner, Ownership, Settles, Work
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.types import SharedEpoch
+from kafka_marshal.types import Key, SharedEpoch
 from rationalizer import ClaimingShare, Progress, Record, SettlingMessages, codes
 from rationalizer.holes import Hole, Holes
 from rationalizer.limits import MAX_INTERVALS, NOTHING_DONE

@@ -22,10 +22,11 @@ from math import inf
 from random import Random
 from typing import TypeVar
 
-from kafka_marshal.engine.effects import Key, Note, Outbox
+from kafka_marshal.engine.effects import Note, Outbox
 from kafka_marshal.engine.plane import Loss, Owner
 from kafka_marshal.engine.proofs import Proof, Proofs
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, MAX_BATCH_ENTRIES, EngineSettings, proof_margin_ms
+from kafka_marshal.types import Key
 from rationalizer import BeatEntry, ClaimingPartition, Heartbeat, HeartbeatBatch, Lease, Record, ReleasingPartition
 from rationalizer.limits import MAX_INTERVALS
 

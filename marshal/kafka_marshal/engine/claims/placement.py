@@ -12,13 +12,13 @@ from typing import Protocol
 
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.policy_view import PolicyView
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.plane import SURPLUS, UNWANTED, Part, Work
 from kafka_marshal.engine.policies import (
     View,
     Wishes,
 )
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
+from kafka_marshal.types import Key
 
 #: Claims in flight before the first answer, and answers for each further claim in flight. So a single member has
 #: 5,000 within 20 round trips, and one of several sees the others before it has too many.

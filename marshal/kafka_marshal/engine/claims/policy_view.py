@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from math import inf
 
 from kafka_marshal.engine.claims.peers import Peers
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.plane import Work
 from kafka_marshal.engine.policies import (
     IDLE_TURN,
@@ -22,6 +21,7 @@ from kafka_marshal.engine.policies import (
     standing,
 )
 from kafka_marshal.engine.settings import EngineSettings
+from kafka_marshal.types import Key
 from rationalizer.intervals import lag
 
 

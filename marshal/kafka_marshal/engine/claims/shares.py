@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from kafka_marshal.engine.claims.client import ClaimsClient, LeaseReports, LeaseView
 from kafka_marshal.engine.claims.leases import HeldLease
-from kafka_marshal.engine.effects import Key, Warn
+from kafka_marshal.engine.effects import Warn
 from kafka_marshal.engine.plane import Loss, Ownership, Settles, Work
 from kafka_marshal.engine.settings import MAX_SHARES
+from kafka_marshal.types import Key
 from rationalizer import ClaimingShare, Lease, Record, SettlingMessages, codes
 from rationalizer.holes import Hole
 from rationalizer.leases.shares import Share

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from kafka_marshal.engine.effects import Key, Outbox, Warn
+from kafka_marshal.engine.effects import Outbox, Warn
 from kafka_marshal.engine.groups.checkpoints.joining import JoinGate
 from kafka_marshal.engine.groups.checkpoints.member import MemberCheckpoints
 from kafka_marshal.engine.groups.holdings import Holdings
@@ -15,6 +15,7 @@ from kafka_marshal.engine.groups.reports import GroupReports
 from kafka_marshal.engine.groups.view import GroupView
 from kafka_marshal.engine.plane import Loss, Settles, Work
 from kafka_marshal.errors import MarshalError
+from kafka_marshal.types import Key
 from rationalizer import (
     BeginCheckpoint,
     CommitOffsets,

@@ -11,7 +11,7 @@ from math import inf
 from random import Random
 from typing import cast
 
-from kafka_marshal.engine.effects import Key, Outbox
+from kafka_marshal.engine.effects import Outbox
 from kafka_marshal.engine.groups.applied import AppliedRecords, Host
 from kafka_marshal.engine.groups.checkpoints.joining import JoinGate
 from kafka_marshal.engine.groups.checkpoints.member import MemberCheckpoints
@@ -25,6 +25,7 @@ from kafka_marshal.engine.kinds import claimed_group
 from kafka_marshal.engine.plane import Loss, Ownership, Work
 from kafka_marshal.engine.settings import EngineSettings, GroupOptions
 from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.types import Key
 from rationalizer import Outcome, World
 from rationalizer.levels import GROUPS_LEVEL
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf
 
-from kafka_marshal.engine.effects import Key, Note, Outbox
+from kafka_marshal.engine.effects import Note, Outbox
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import NOT_OURS, REVOKED, HeldPiece, part_of
 from kafka_marshal.engine.groups.refusals import unasked
@@ -17,7 +17,7 @@ from kafka_marshal.engine.groups.reports import GroupReports
 from kafka_marshal.engine.groups.view import GroupView, covers, meant_for, owned_by, owned_since, span_of, tokens_of
 from kafka_marshal.engine.key_share import KeyShare
 from kafka_marshal.engine.plane import Loss, Owner, Ownership, Work
-from kafka_marshal.types import SharedEpoch
+from kafka_marshal.types import Key, SharedEpoch
 from rationalizer import Piece
 from rationalizer.limits import MAX_KEY_HASH
 

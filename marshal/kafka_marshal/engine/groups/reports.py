@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import cast
 
-from kafka_marshal.engine.effects import Key, Note, Outbox
+from kafka_marshal.engine.effects import Note, Outbox
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import HeldPiece, LettingGo, part_of
 from kafka_marshal.engine.groups.view import GroupView
 from kafka_marshal.engine.plane import HandIn, Ownership, Settles
+from kafka_marshal.types import Key
 from rationalizer import CommitEntry, CommitOffsets, SettleOffsets, codes
 from rationalizer.limits import MAX_COMMIT_RANGES
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import inf
 
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import HeldPiece
 from kafka_marshal.engine.plane import PAUSED
+from kafka_marshal.types import Key
 from rationalizer import Piece, Progress, World
 from rationalizer.holes import Hole
 from rationalizer.limits import MAX_KEY_HASH

@@ -8,7 +8,7 @@ from typing import cast
 from weakref import ref
 
 from kafka_marshal.engine.claims.shares import ShareSource
-from kafka_marshal.engine.effects import Key, Outbox, StartFetch, StopFetch
+from kafka_marshal.engine.effects import Outbox, StartFetch, StopFetch
 from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.plane import Loss, Owner, Ownership
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings, SharingOptions
@@ -29,7 +29,7 @@ from kafka_marshal.engine.work.schedule import Schedule
 from kafka_marshal.engine.work.settlements import GIVEN_BACK
 from kafka_marshal.engine.work.settling import Kind, Request
 from kafka_marshal.ports import Message
-from kafka_marshal.types import BatchToken
+from kafka_marshal.types import BatchToken, Key
 from rationalizer import Progress, codes
 from rationalizer.leases.shares import Share
 from rationalizer.wire.records import SettlingMessages, Take

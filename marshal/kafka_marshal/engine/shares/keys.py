@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from kafka_marshal.engine.claims.keys import KeySource
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.plane import Owner, Ownership
 from kafka_marshal.engine.work.assignment import Assignment, Stage
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.positions import Positions
+from kafka_marshal.types import Key
 
 
 class KeyPositions(Positions):

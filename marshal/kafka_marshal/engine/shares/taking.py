@@ -7,11 +7,11 @@ from math import inf
 from random import Random
 from typing import Protocol
 
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.desk import Desk, Given
 from kafka_marshal.engine.shares.pace import Pace
 from kafka_marshal.engine.shares.timing import Free, count, drawn_wait, worth_it_at
+from kafka_marshal.types import Key
 from rationalizer.limits import MAX_SETTLED_OFFSETS
 from rationalizer.wire.records import Take
 

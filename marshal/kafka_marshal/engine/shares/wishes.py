@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.shares.consumer import SharedAssignment, SharedConsumer
 from kafka_marshal.engine.work.settling import Kind
+from kafka_marshal.types import Key
 from rationalizer import SettlingMessages, codes
 
 

@@ -29,7 +29,7 @@ from itertools import groupby
 from math import inf
 from typing import Protocol
 
-from kafka_marshal.engine.effects import Callback, Key, Outbox, Piece, StartFetch
+from kafka_marshal.engine.effects import Callback, Outbox, Piece, StartFetch
 from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.plane import HandIn, Ownership, PartitionSource, Settles
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, ConsumerSettings
@@ -40,6 +40,7 @@ from kafka_marshal.engine.work.open_messages import MOST_AHEAD, OpenMessages
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
+from kafka_marshal.types import Key
 from rationalizer import Progress
 from rationalizer.limits import NOTHING_DONE
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from math import inf
 from typing import ClassVar
 
-from kafka_marshal.engine.effects import Call, Callback, CloseProducer, Key, Outbox, Piece, Warn
+from kafka_marshal.engine.effects import Call, Callback, CloseProducer, Outbox, Piece, Warn
 from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.plane import HUNG, Owner, Ownership, PartitionSource
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
@@ -20,7 +20,7 @@ from kafka_marshal.engine.work.assignment import Assignment, Origin, Run, Stage,
 from kafka_marshal.engine.work.cutting import Cutting
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.hand import Hand
-from kafka_marshal.engine.work.lanes import Lane
+from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.engine.work.positions import Positions
 from kafka_marshal.engine.work.pull import GrantedPull, Pull
 from kafka_marshal.engine.work.ranges import RangeDelivery
@@ -28,6 +28,7 @@ from kafka_marshal.engine.work.revocation import Revocation
 from kafka_marshal.engine.work.schedule import Schedule
 from kafka_marshal.engine.work.settlements import Settlements
 from kafka_marshal.ports import Message
+from kafka_marshal.types import Key
 
 
 def done_of(consumer: ConsumerEngine, assignment: Assignment) -> tuple[tuple[int, int], ...]:

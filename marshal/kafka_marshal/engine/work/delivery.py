@@ -11,7 +11,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, TURN_MS
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
@@ -24,6 +23,7 @@ from kafka_marshal.engine.work.purgatory import Finished
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.tracker import room as room_beyond
 from kafka_marshal.ports import Message
+from kafka_marshal.types import Key
 
 
 class Delivery:

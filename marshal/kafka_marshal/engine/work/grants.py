@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import inf
 from typing import Protocol
 
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.plane import Settles
 from kafka_marshal.engine.settings import TURN_MS
 from kafka_marshal.engine.work.assignment import Assignment, Grant, Mover, Run, Stage
@@ -14,6 +13,7 @@ from kafka_marshal.engine.work.in_lanes import InLanes
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.settling import Entries
 from kafka_marshal.ports import Message
+from kafka_marshal.types import Key
 from rationalizer import codes
 
 #: Messages of the first batch if several partitions are held: it shows how long a message takes.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.work.hand import Delivers
+from kafka_marshal.types import Key
 
 
 def hold_up(

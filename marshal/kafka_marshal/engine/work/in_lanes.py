@@ -5,18 +5,19 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.readings import reading
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
+from kafka_marshal.engine.work.behind import HeldBack
 from kafka_marshal.engine.work.hot_keys import LoopKeys
-from kafka_marshal.engine.work.lanes import Handlers, HeldBack, Lane, Lanes, Owner
+from kafka_marshal.engine.work.lane import Handlers, Lane, Owner
+from kafka_marshal.engine.work.lanes import Lanes
 from kafka_marshal.engine.work.memory import InFlight
 from kafka_marshal.engine.work.open_messages import Try, Wary, hash_of, is_mine, take_back
 from kafka_marshal.engine.work.purgatory import Purgatory
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
-from kafka_marshal.types import BatchToken
+from kafka_marshal.types import BatchToken, Key
 
 #: A message in flight that this many later ones wait for is logged as open: one hole, and not a gap for each.
 BLOCKED = 1_000

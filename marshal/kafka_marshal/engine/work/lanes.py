@@ -18,16 +18,13 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.work.assignment import Assignment, Stage
-from kafka_marshal.engine.work.behind import HANGS_MS, HeldBack, LeftBehind, given_up, lasting
+from kafka_marshal.engine.work.behind import HANGS_MS, HeldBack, LeftBehind, given_up
 from kafka_marshal.engine.work.hot_keys import HotKeys
 from kafka_marshal.engine.work.lane import Handlers, Lane, Lock, Owner, Partition
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
-from kafka_marshal.types import BatchToken
-
-__all__ = ["HELD_BACK_MS", "Handlers", "HeldBack", "Lane", "Lanes", "LeftBehind", "Order", "Owner", "lasting"]
+from kafka_marshal.types import BatchToken, Key
 
 #: Messages that are handled one after another: those with the same key, those of a partition, or none.
 Order = Literal["key", "partition", "none"]

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from kafka_marshal.engine.effects import Key, Warn
+from kafka_marshal.engine.effects import Warn
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
+from kafka_marshal.engine.work.behind import HeldBack, lasting
 from kafka_marshal.engine.work.in_lanes import InLanes
-from kafka_marshal.engine.work.lanes import HeldBack, lasting
 from kafka_marshal.engine.work.run import first_in_hand
 from kafka_marshal.engine.work.stuck import SAID_EVERY_MS
+from kafka_marshal.types import Key
 
 #: What to do, for people.
 HANDLER = "Find out what its handler waits for, or restart the process"

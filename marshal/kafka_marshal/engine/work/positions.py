@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from shlex import quote
 from typing import Protocol
 
-from kafka_marshal.engine.effects import Callback, Key, LookUp
+from kafka_marshal.engine.effects import Callback, LookUp
 from kafka_marshal.engine.plane import Loss, Settles
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.engine.subscription import Subscription
@@ -15,7 +15,7 @@ from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.stuck import LOOK_UP_AGAIN_MS, StuckPartitions
 from kafka_marshal.engine.work.taking_over import TakeOvers
 from kafka_marshal.engine.work.topic_mark import TopicMarks, kafka_counts, split
-from kafka_marshal.types import Start
+from kafka_marshal.types import Key, Start
 from rationalizer import codes
 from rationalizer.holes import Hole
 from rationalizer.limits import MAX_OFFSET, NOTHING_DONE

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage, Tracker
 from kafka_marshal.engine.work.memory import InFlight
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
+from kafka_marshal.types import Key
 
 #: A transaction has at most this many messages.
 BLOCK_MESSAGES = 500

@@ -11,10 +11,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.work.assignment import Assignment, Grant, Mover
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.run import Run as RunOf
+from kafka_marshal.types import Key
 
 #: The most intervals that a range leaves out; it ends before the next one. Each is a condition checked for every row.
 MAX_LEFT_OUT = 100

@@ -12,8 +12,8 @@ from typing import Final, Protocol
 from kafka_marshal.engine.effects import Callback, StopFetch, Warn
 from kafka_marshal.engine.plane import OVERDUE, Loss
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage, TakingStep
+from kafka_marshal.engine.work.behind import lasting
 from kafka_marshal.engine.work.delivery import Delivery
-from kafka_marshal.engine.work.lanes import lasting
 from kafka_marshal.engine.work.positions import Positions
 from kafka_marshal.engine.work.run import first_in_hand
 from kafka_marshal.engine.work.schedule import Schedule

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.plane import HUNG, Loss
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.positions import Positions
+from kafka_marshal.types import Key
 
 
 class Timed(Mover, Protocol):

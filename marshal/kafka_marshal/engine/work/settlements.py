@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import inf
 from typing import Protocol
 
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.plane import Settles
 from kafka_marshal.engine.settings import Why
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run
@@ -16,6 +15,7 @@ from kafka_marshal.engine.work.open_messages import GROWS_MS, MOST_WARY, Try, Wa
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.settling import Settling
 from kafka_marshal.errors import KeyRangeError
+from kafka_marshal.types import Key
 from rationalizer import Progress, codes
 from rationalizer.limits import MANY_HOLES, MAX_HOLES
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import NamedTuple
 
-from kafka_marshal.engine.effects import Key, StartFetch, Warn
+from kafka_marshal.engine.effects import StartFetch, Warn
 from kafka_marshal.engine.settings import Why
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage, is_out_of_room
 from kafka_marshal.errors import PartitionStuckError, PositionLostError
 from kafka_marshal.ports import TopicInfo
+from kafka_marshal.types import Key
 
 #: A failed read is retried, and mostly succeeds: report it only after it has failed this long (ms).
 STUCK_AFTER_MS = 1_000.0

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import xxhash
 
 if TYPE_CHECKING:
-    from kafka_marshal.engine.effects import Key
     from kafka_marshal.engine.plane import PartitionSource
     from kafka_marshal.engine.subscription import Subscription
     from kafka_marshal.engine.work.assignment import Assignment
     from kafka_marshal.ports import TopicInfo
+    from kafka_marshal.types import Key
     from rationalizer import Progress
 
 #: Each reason begins with this.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kafka_marshal.pipeline.audit.schemas import Row
 from rationalizer import Piece
-from rationalizer.groups.assignors import NOBODY
+from rationalizer.groups.lots import NOBODY
 from rationalizer.history import BEFORE
 
 #: (group, topic, partition)

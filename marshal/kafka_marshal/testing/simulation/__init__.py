@@ -42,10 +42,11 @@ take part: a function of one :class:`Job`. See docs/simulation.md. Needs the ext
 from __future__ import annotations
 
 from kafka_marshal.testing.simulation.campaign import Report, load_worker, simulate
-from kafka_marshal.testing.simulation.checks import Judge, Violation
 from kafka_marshal.testing.simulation.process import Database, Job, Transaction, Worker
+from kafka_marshal.testing.simulation.recorded import Judge
 from kafka_marshal.testing.simulation.scenario import Client, Counting, Fault, Scenario
 from kafka_marshal.testing.simulation.story import Result, simulate_one
+from kafka_marshal.testing.simulation.violation import Violation
 
 __all__ = [
     "Client",

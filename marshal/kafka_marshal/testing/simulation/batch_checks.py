@@ -26,9 +26,10 @@ from kafka_marshal.engine.shares.desk import ALONE_AFTER
 from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.engine.work.settlements import CRASHED
 from kafka_marshal.ports import Message
-from kafka_marshal.testing.simulation.checks import Checks, Judge
+from kafka_marshal.testing.simulation.checks import Checks
 from kafka_marshal.testing.simulation.ledger import NOT_NEEDED, Seen
 from kafka_marshal.testing.simulation.living import Living
+from kafka_marshal.testing.simulation.recorded import Judge
 from kafka_marshal.testing.simulation.scenario import Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.testing.simulation.touched import in_flight_of, name_of, place_of

@@ -22,9 +22,9 @@ from typing import cast, get_args
 
 from kafka_marshal import arguments
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.testing.simulation.checks import Judge
 from kafka_marshal.testing.simulation.interrupting import interrupted_between
 from kafka_marshal.testing.simulation.process import Worker
+from kafka_marshal.testing.simulation.recorded import Judge
 from kafka_marshal.testing.simulation.scenario import Scenario
 from kafka_marshal.testing.simulation.shrink import shrink
 from kafka_marshal.testing.simulation.stall_detector import HANGS

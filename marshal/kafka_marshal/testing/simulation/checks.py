@@ -75,9 +75,6 @@ if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.scenario import Scenario
     from kafka_marshal.testing.simulation.scheduler import Scheduler
 
-__all__ = ["Checks", "Judge", "Violation"]
-
-
 #: HI for which a process may continue with its messages once it knows that a lease is lost.
 GRACE_INTERVALS = 1.0
 #: Offsets done beyond gaps are in the log after this many HI if gaps are the only fault.

@@ -29,14 +29,12 @@ from kafka_marshal.ports import (
     TopicPartition,
 )
 from kafka_marshal.runtime import Runtime
-from kafka_marshal.testing.simulation.living import Living, Trouble
+from kafka_marshal.testing.simulation.living import Living
 from kafka_marshal.testing.simulation.producer import SimulatedProducer
 from kafka_marshal.testing.simulation.runtime import SHORTEST_MS
 from kafka_marshal.testing.simulation.scheduler import Over, Scheduler, Task
 from kafka_marshal.testing.simulation.transactional import SimulatedTransactionalProducer, wait_until
 from kafka_marshal.topic_names import snapshots_topic
-
-__all__ = ["BROKER_EPOCH_MS", "Network", "SimulatedCluster", "Trouble"]
 
 #: The brokers' clock when a story begins (ms).
 BROKER_EPOCH_MS = 1_700_000_000_000.0

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from kafka_marshal.admin import Admin
 from kafka_marshal.checkpoints import Checkpoint, Restore
 from kafka_marshal.checkpoints.store import Place
-from kafka_marshal.client.attempt import Attempt, Order
+from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.marshal import Marshal
+from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import MarshalError, StaleEpochError
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.ports import Message
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.parking import Parking
     from kafka_marshal.testing.simulation.scenario import Scenario
     from kafka_marshal.testing.simulation.scheduler import Scheduler, Task
-
-__all__ = ["BOOTSTRAP", "Database", "Host", "Job", "Process", "Store", "Transaction", "Worker", "is_expected"]
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from kafka_marshal.errors import MarshalError
 from kafka_marshal.node.coordination_topic import required_settings
 from kafka_marshal.rate_limit import RateLimit
 from kafka_marshal.testing.simulation.batch_checks import BatchChecks, is_waiting
-from kafka_marshal.testing.simulation.checks import Checks, Judge, Violation
+from kafka_marshal.testing.simulation.checks import Checks
 from kafka_marshal.testing.simulation.clients import Clients
 from kafka_marshal.testing.simulation.data import Data
 from kafka_marshal.testing.simulation.faults import PAUSE_INTERVALS, Faults
@@ -28,9 +28,11 @@ from kafka_marshal.testing.simulation.network import Network, SimulatedCluster
 from kafka_marshal.testing.simulation.outputs import OUTPUT_PARTITIONS, OUTPUTS
 from kafka_marshal.testing.simulation.patched_stdlib import simulated_stdlib
 from kafka_marshal.testing.simulation.process import BOOTSTRAP, Job, Process, Worker
+from kafka_marshal.testing.simulation.recorded import Judge
 from kafka_marshal.testing.simulation.scenario import Client, Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.testing.simulation.stall_detector import failing_on_hangs
+from kafka_marshal.testing.simulation.violation import Violation
 from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC
 from kafka_marshal.topic_names import snapshots_topic
 from kafka_marshal.types import Key

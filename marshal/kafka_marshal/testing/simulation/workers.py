@@ -9,7 +9,6 @@ from typing import Any, TypeVar, cast
 
 from kafka_marshal.adapters.memory import MemoryMessage
 from kafka_marshal.adapters.message import Message
-from kafka_marshal.client.base import TopicPartition
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.client.marshal import Marshal
@@ -28,8 +27,10 @@ from kafka_marshal.testing.simulation.in_transactions import (
     work_in_transactions,
 )
 from kafka_marshal.testing.simulation.interrupting import Interrupted
-from kafka_marshal.testing.simulation.process import Host, Job, Worker
+from kafka_marshal.testing.simulation.living import Host
+from kafka_marshal.testing.simulation.process import Job, Worker
 from kafka_marshal.testing.simulation.scenario import Client, Counting
+from kafka_marshal.types import TopicPartition
 
 T = TypeVar("T")
 

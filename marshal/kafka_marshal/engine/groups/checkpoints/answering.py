@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 
-from kafka_marshal.engine.effects import Key, Outbox, SavedPiece, SaveState, Warn
+from kafka_marshal.engine.effects import Outbox, SavedPiece, SaveState, Warn
 from kafka_marshal.engine.groups.checkpoints.cuts import Cut, Cutter, Saving, is_mark, left_means, places
 from kafka_marshal.engine.groups.checkpoints.figures import CheckpointFigures
 from kafka_marshal.engine.groups.checkpoints.shown import Shown
@@ -25,6 +25,7 @@ from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import HeldPiece
 from kafka_marshal.engine.plane import Work
 from kafka_marshal.engine.settings import CheckpointOptions
+from kafka_marshal.types import Key
 from rationalizer import AnswerBarrier, CommitEntry, codes, encode
 from rationalizer.groups.checkpoints import Barrier
 from rationalizer.limits import MAX_COMMIT_ENTRIES, MAX_WRITTEN_BYTES

@@ -11,7 +11,8 @@ from kafka_marshal.engine.groups.checkpoints.shown import Shown
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.settings import CheckpointOptions
 from rationalizer import BeginCheckpoint
-from rationalizer.groups.checkpoints import PASSING, Barrier
+from rationalizer.groups.checkpoints import Barrier
+from rationalizer.wire.wellformed import PASSING
 
 #: A hand-over begins this long after the last rebalance, jittered up to twice that, so that one barrier serves several;
 #: but at most LONGEST_WAIT_MS after the first revocation that waits.

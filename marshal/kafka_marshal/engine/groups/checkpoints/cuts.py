@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from typing import Final
 
-from kafka_marshal.engine.effects import Key, SavedPiece
+from kafka_marshal.engine.effects import SavedPiece
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import HeldPiece
 from kafka_marshal.engine.groups.view import GroupView
 from kafka_marshal.engine.work.topic_mark import FIRST_MARK, mark_of, split
 from kafka_marshal.engine.work.tracker import beyond
+from kafka_marshal.types import Key
 from rationalizer import CommitEntry, Progress
 from rationalizer.limits import MAX_COMMIT_RANGES
 

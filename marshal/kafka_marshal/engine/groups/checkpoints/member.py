@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from kafka_marshal.engine.effects import CheckpointCompleted, Key, Outbox, SavedPiece
+from kafka_marshal.engine.effects import CheckpointCompleted, Outbox, SavedPiece
 from kafka_marshal.engine.groups.checkpoints.answering import Answering, OneBarrier
 from kafka_marshal.engine.groups.checkpoints.beginning import Beginning
 from kafka_marshal.engine.groups.checkpoints.cuts import Cutter, Saving
@@ -21,6 +21,7 @@ from kafka_marshal.engine.groups.pieces import HeldPiece
 from kafka_marshal.engine.groups.view import GroupView
 from kafka_marshal.engine.plane import CheckpointState, Loss, Work
 from kafka_marshal.engine.settings import CheckpointOptions
+from kafka_marshal.types import Key
 from rationalizer import AnswerBarrier, BeginCheckpoint, Outcome, Rollback, World, codes
 from rationalizer.groups.checkpoints import Barrier
 from rationalizer.wire.wellformed import REFUSED

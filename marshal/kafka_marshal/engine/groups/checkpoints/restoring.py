@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from kafka_marshal.engine.effects import Key, Outbox, RestoredPiece, RestoreState
+from kafka_marshal.engine.effects import Outbox, RestoredPiece, RestoreState
 from kafka_marshal.engine.groups.checkpoints.figures import CheckpointFigures
 from kafka_marshal.engine.groups.checkpoints.shown import Shown, within
 from kafka_marshal.engine.groups.checkpoints.story import Story
@@ -14,6 +14,7 @@ from kafka_marshal.engine.groups.pieces import HeldPiece
 from kafka_marshal.engine.groups.view import GroupView
 from kafka_marshal.engine.plane import Work
 from kafka_marshal.engine.work.topic_mark import split
+from kafka_marshal.types import Key
 
 
 @dataclass(slots=True)

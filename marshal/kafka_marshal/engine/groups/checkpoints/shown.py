@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import HeldPiece
 from kafka_marshal.engine.groups.view import GroupView, owned_by, span_of
 from kafka_marshal.engine.work.topic_mark import split
+from kafka_marshal.types import Key
 from rationalizer import Piece, World
 from rationalizer.groups.checkpoints import Answer, Barrier, Checkpoints
 from rationalizer.limits import MAX_KEY_HASH

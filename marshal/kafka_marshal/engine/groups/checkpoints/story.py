@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.groups.pieces import HeldPiece
+from kafka_marshal.types import Key
 from rationalizer import CommitOffsets, Group, Outcome, Piece, Rollback, codes
 from rationalizer.groups.checkpoints import Barrier
 from rationalizer.groups.pieces import NEVER
