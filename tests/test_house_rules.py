@@ -150,28 +150,28 @@ def test_no_function_is_too_long() -> None:
 
 #: Package → (modules, lines) that it may have, docstrings included.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
-    "adapters": (36, 5_900),
-    "admin": (26, 6_400),
+    "adapters": (36, 5_800),
+    "admin": (26, 6_370),
     "archive": (4, 830),
-    "checkpoints": (5, 680),
-    "cli": (32, 8_170),
-    "client": (51, 11_280),
-    "engine": (95, 19_600),
-    "kafka_marshal": (19, 2_910),
-    "metrics": (8, 1_870),
-    "node": (30, 4_710),
-    "observe": (26, 5_340),
-    "pipeline": (39, 8_510),
-    "rationalizer": (61, 11_110),
-    "sinks": (10, 2_760),
-    "snapshots": (5, 1_050),
-    "testing": (55, 11_620),
-    "ui": (18, 4_740),
-    "watchdog": (5, 1_000),
+    "checkpoints": (5, 650),
+    "cli": (32, 8_130),
+    "client": (51, 11_330),
+    "engine": (95, 20_010),
+    "kafka_marshal": (19, 2_830),
+    "metrics": (8, 1_850),
+    "node": (30, 4_660),
+    "observe": (27, 6_030),
+    "pipeline": (39, 8_490),
+    "rationalizer": (57, 10_220),
+    "sinks": (10, 2_720),
+    "snapshots": (5, 1_040),
+    "testing": (56, 11_580),
+    "ui": (18, 4_640),
+    "watchdog": (5, 960),
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (523, 108_080)
+MOST_OF_ALL = (523, 108_060)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

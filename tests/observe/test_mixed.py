@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafka_marshal.observe.mixed import mixed_texts
+from kafka_marshal.observe.problems import mixed_texts
 from kafka_marshal.observe.rows import GroupRow, LeaseRow
 from kafka_marshal.types import Sharer
 

@@ -26,10 +26,11 @@ from kafka_marshal.observe.rows import (
     partitions_held,
     partitions_of,
     place_text,
+    process_cells,
+    process_json,
     seen_text,
     state_of,
 )
-from kafka_marshal.observe.sharers import process_cells, process_json
 from kafka_marshal.observe.text import clock_text, count, number, span, time_text
 
 if TYPE_CHECKING:

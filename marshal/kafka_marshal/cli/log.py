@@ -80,7 +80,7 @@ class LogLines:
     ) -> None:
         """skip_below: CP → first offset that becomes a line. worlds: initial state of CPs."""
         from kafka_marshal.observe.fold import Fold
-        from kafka_marshal.observe.standstill import Standstills
+        from kafka_marshal.observe.silence import Standstills
 
         self.worlds: dict[int, World] = dict(worlds or {})
         self._partitions = partitions
@@ -94,7 +94,7 @@ class LogLines:
 
     def read(self, cp: int, entries: list[LogEntry]) -> Iterator[LogLine]:
         """Replay a run of one CP's records, ascending; the lines of those selected."""
-        from kafka_marshal.observe.standstill import outage_text
+        from kafka_marshal.observe.silence import outage_text
         from kafka_marshal.observe.words import reason, what
         from rationalizer import World, codes
 

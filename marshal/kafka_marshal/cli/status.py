@@ -14,10 +14,9 @@ from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.output import Cell, Column, is_terminal
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, show, stuck_section
 from kafka_marshal.observe.checkpoint_rows import checkpoints_json
-from kafka_marshal.observe.mixed import mixed_texts
 from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.open_problems import crowded_text
-from kafka_marshal.observe.problems import KINDS, Problem, problems_of
+from kafka_marshal.observe.problems import KINDS, Problem, mixed_texts, problems_of
 from kafka_marshal.observe.rows import (
     GroupRow,
     LeaseRow,
@@ -26,9 +25,10 @@ from kafka_marshal.observe.rows import (
     evicted_text,
     partitions_held,
     partitions_of,
+    process_cells,
+    process_json,
     span_text,
 )
-from kafka_marshal.observe.sharers import process_cells, process_json
 from kafka_marshal.observe.text import clock_text, count, number, span, time_text
 
 if TYPE_CHECKING:

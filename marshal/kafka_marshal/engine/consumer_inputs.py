@@ -10,7 +10,8 @@ from kafka_marshal.engine.checkpoint_inputs import GoBack, StateRestored, StateR
 from kafka_marshal.engine.effects import Key, TakeOver
 from kafka_marshal.engine.share_inputs import GiveBackRun, ParkMessage, WantBatches
 from kafka_marshal.engine.work.assignment import Grant, Run
-from kafka_marshal.engine.work.lanes import HeldBack, Lanes
+from kafka_marshal.engine.work.behind import HeldBack
+from kafka_marshal.engine.work.lanes import Lanes
 from kafka_marshal.engine.work.pull import Pull, Wanted
 from kafka_marshal.engine.work.purgatory import Finished
 from kafka_marshal.engine.work.ranges import OffsetRange, RangeRun

@@ -36,9 +36,8 @@ from kafka_marshal.engine.inputs import Input
 from kafka_marshal.engine.kinds import coordinated_group
 from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
-from kafka_marshal.engine.shares.consumer import SharedConsumer
+from kafka_marshal.engine.shares.consumer import SharedConsumer, settle_for
 from kafka_marshal.engine.shares.keys import KeyConsumer
-from kafka_marshal.engine.shares.wishes import settle_for
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import REPORTING
 from kafka_marshal.engine.work.consumer import ConsumerEngine

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from kafka_marshal.observe.cuts import KIND_WORDS
-from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.text import count, span
 
 if TYPE_CHECKING:
     from kafka_marshal.observe.checkpoint_rows import BarrierRow, CheckpointsRow
     from kafka_marshal.observe.checkpoints import Ended, Happened, Taken
-    from kafka_marshal.observe.cuts import Cut
     from rationalizer.groups.checkpoints import Checkpoints
 
 #: The most members or pieces that a text lists.
@@ -42,15 +39,6 @@ def barrier_text(barrier: BarrierRow) -> str:
     """The open barrier in words."""
     waits = f", waits for {listed(barrier.waits_for)}" if barrier.waits_for else ""
     return f"{barrier.id} is being taken for {span(barrier.open_ms)}{waits}"
-
-
-def cut_text(each: Cut) -> str:
-    """A piece and why it is older: flights 3 (w2 has not answered)."""
-    place = f"{each.topic} {place_text(each.partition, each.lo, each.hi)}"
-    who = each.client or "nobody"
-    if each.why == "refused":
-        return f"{place} ({who} could not take it)"
-    return f"{place} ({who} has not answered)" if each.why == "not answered" else f"{place} ({each.why or who})"
 
 
 def why_ended(each: Ended) -> str:
@@ -103,8 +91,3 @@ def _taken_text(each: Taken) -> str:
     if each.left:
         text += f"; {listed(each.left)} left"
     return text
-
-
-def kind_text(kind: int) -> str:
-    """The kind of a checkpoint."""
-    return KIND_WORDS[kind]

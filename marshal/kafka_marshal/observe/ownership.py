@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kafka_marshal.client.view import holdings
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.share_spans import ShareSpans, done_by
-from kafka_marshal.observe.standstill import Standstills, silence_text
+from kafka_marshal.observe.silence import Standstills, silence_text
 from kafka_marshal.observe.text import count, span, time_text
 from rationalizer import CommitOffsets, Rollback, World, codes
 from rationalizer.groups.history import Assignments

@@ -5,13 +5,12 @@ One row type serves both kinds of groups: a lease, or a piece of a partition wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kafka_marshal.engine.work.topic_mark import POSITION_LOST
 from kafka_marshal.instance import Instance
-from kafka_marshal.observe.sharers import names_of, parts_of
 from kafka_marshal.observe.text import span
 from rationalizer.holes import first_open, lag_of
 from rationalizer.intervals import lag
@@ -19,7 +18,6 @@ from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
 
 if TYPE_CHECKING:
     from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
-    from kafka_marshal.observe.standstill import AllSilent
     from kafka_marshal.observe.verdict import Verdict
     from kafka_marshal.types import OpenMessages, Sharer
 
@@ -86,6 +84,29 @@ def place_text(partition: int, lo: int, hi: int) -> str:
         return str(partition)
     first, last = (round(100 * at / (MAX_KEY_HASH + 1)) for at in (lo, hi + 1))
     return f"{partition} ({first}-{last}%)"
+
+
+#: A lasting silence of all members counts as an outage for this long (ms); then they are gone, whatever the cause.
+LONGEST_MS = 600_000
+
+
+@dataclass(frozen=True, slots=True)
+class AllSilent:
+    """All members of a group have been silent since the same moment, and so has their log."""
+
+    #: The last record of any of them, log time (ms), and how long ago that is.
+    since: int
+    ms: int
+    members: int
+    #: Those with a longer silence (ms) were gone before.
+    most_ms: int
+    #: How long (ms) Kafka took to answer this command's look-ups; None: it asked nothing.
+    kafka_ms: float | None
+
+    @property
+    def may_live(self) -> bool:
+        """Whether they may all be at work: of one alone, or after long, the log says what it says of a dead one."""
+        return self.members > 1 and self.ms < LONGEST_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -599,3 +620,50 @@ class GroupRow:
         """Whether no worker of it was heard for a day."""
         is_silent = self.silent_ms > DAY_MS and not any(row.held for row in self.leases)
         return is_silent and not self.worker_count and not self.pauses
+
+
+#: The most names in a cell of a table.
+_LISTED = 3
+
+
+def names_of(sharers: Sequence[Sharer]) -> str:
+    """Their names, for a cell of a table."""
+    names = list(dict.fromkeys(each.client_id for each in sharers))
+    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+
+
+def parts_of(sharers: Sequence[Sharer], silence_ms: int, held: Sequence[OpenMessages]) -> list[dict[str, Any]]:
+    """The fields that differ in the row of each, if there are several.
+
+    Each has its batches, and its average part of the messages that none has.
+    silence_ms: of the one that was heard last. held: what is open.
+    """
+    if len(sharers) < 2:
+        return []
+    last = max(each.last_beat for each in sharers)
+    ends = [number * (MAX_KEY_HASH + 1) // len(sharers) for number in range(len(sharers) + 1)]
+    return [
+        {
+            "client": each.client_id,
+            "instance": each.instance_id,
+            "epoch": each.epoch,
+            "heartbeat_interval_ms": each.heartbeat_interval_ms,
+            "last_beat": each.last_beat,
+            "silence_ms": silence_ms + last - each.last_beat,
+            "lo": lo,
+            "hi": hi - 1,
+            "open": tuple(one for one in held if one.holder == each.client_id),
+            "sharers": (each,),
+        }
+        for each, lo, hi in zip(sharers, ends, ends[1:], strict=False)
+    ]
+
+
+def process_cells(runs_at: Instance | None) -> list[str]:
+    """Host, process and release of a worker, as cells of a table."""
+    return ["-"] * 3 if runs_at is None else [runs_at.host, str(runs_at.pid), runs_at.release]
+
+
+def process_json(runs_at: Instance | None) -> dict[str, object]:
+    """Host, process and release of a worker, as JSON."""
+    return {name: getattr(runs_at, name, None) for name in ("host", "pid", "release")}

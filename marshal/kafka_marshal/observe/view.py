@@ -12,14 +12,15 @@ from __future__ import annotations
 import time
 import uuid
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from kafka_marshal.client.view import holdings
-from kafka_marshal.engine.work.topic_mark import kafka_counts
+from kafka_marshal.engine.work.topic_mark import POSITION_LOST, kafka_counts, why_lost
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.instance import Instance
 from kafka_marshal.node.checks import SET_BACK_MS, clock_set_back
@@ -28,11 +29,10 @@ from kafka_marshal.node.replica import Replica
 from kafka_marshal.node.start import Begin
 from kafka_marshal.observe.checkpoint_rows import checkpoints_row
 from kafka_marshal.observe.cuts import cut_in
-from kafka_marshal.observe.data_topics import DataTopics
 from kafka_marshal.observe.fold import Fold
 from kafka_marshal.observe.log import LOOK_STEP_S
 from kafka_marshal.observe.meter import BrokerClock, Meter, listening_s
-from kafka_marshal.observe.rows import DAY_MS, GroupRow, LeaseRow, PauseRow, WorkerRow
+from kafka_marshal.observe.rows import DAY_MS, FOREIGN_COMMIT, NO_TOPIC, GroupRow, LeaseRow, PauseRow, WorkerRow
 from kafka_marshal.observe.silence import Silence
 from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts, with_checkpoints
 from kafka_marshal.observe.text import local_ms
@@ -45,8 +45,8 @@ from rationalizer.limits import STALE_AFTER_INTERVALS
 if TYPE_CHECKING:
     from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
     from kafka_marshal.observe.fold import Worker
-    from kafka_marshal.ports import Ack, Cluster
-    from kafka_marshal.types import LeaseInfo
+    from kafka_marshal.ports import Ack, Cluster, TopicInfo
+    from kafka_marshal.types import Key, LeaseInfo
     from rationalizer import Group, Outcome, Progress, World
 
     _Taking = tuple[Group, CheckpointsRow]
@@ -555,3 +555,75 @@ def _coordinated(found: GroupRow, group: Group, checkpoints: CheckpointsRow | No
         strategy=group.strategy,
         checkpoints=checkpoints,
     )
+
+
+class DataTopics:
+    """The topics, as the cluster described them when last asked."""
+
+    def __init__(self, cluster: Cluster, log_name: str) -> None:
+        self._cluster = cluster
+        self._log_name = log_name
+        #: Where each partition's log begins and ends.
+        self.marks: dict[Key, tuple[int, int]] = {}
+        self._topics: dict[str, TopicInfo] = {}
+        #: Topics that this user may not see.
+        self._hidden: frozenset[str] = frozenset()
+        #: By group that processes in transactions: the offsets in Kafka that count, and the metadata beside them (M7).
+        self._offsets: dict[str, Mapping[Key, tuple[int, str]]] = {}
+
+    def look_at_offsets(self, groups: set[str], timeout_s: float) -> None:
+        """Ask for the committed offsets of these groups (*blocking*); those that this user may not see are left out."""
+        self._offsets = {}
+        for group in groups:
+            with suppress(MarshalError):
+                self._offsets[group] = self._cluster.kafka_group(group, timeout_s).committed
+
+    def look(self, topics: set[str], timeout_s: float) -> None:
+        """Ask for these topics, and where their logs begin and end (*blocking*)."""
+        self._topics = self._visible(topics, timeout_s) if topics else {}
+        partitions = [
+            (name, number)
+            for name, info in self._topics.items()
+            for number in range(info.partitions)
+            if number not in info.leaderless
+        ]
+        self.marks = self._cluster.watermarks(partitions, timeout_s) if partitions else {}
+
+    def _visible(self, topics: set[str], timeout_s: float) -> dict[str, TopicInfo]:
+        """Those that this user may see: a claim can name any topic, and a forbidden one hides no other (*blocking*)."""
+        self._hidden = frozenset()
+        try:
+            return self._cluster.topic_info(topics, timeout_s)
+        except AuthorizationError:
+            seen = topics & self._cluster.topics(timeout_s).keys()
+            self._hidden = frozenset(topics - seen)
+            return self._cluster.topic_info(seen, timeout_s) if seen else {}
+
+    def why_stuck(self, info: LeaseInfo, progress: Progress) -> str:
+        """Why no worker can read this partition; "": the topic shows no reason."""
+        topic = self._topics.get(info.topic)
+        if info.topic in self._hidden:
+            return f"not to be seen by this user, if it is there. {grant('DESCRIBE', 'topic', [info.topic])}"
+        if topic is None:
+            return f"{NO_TOPIC} on this cluster any more"
+        if info.partition >= topic.partitions:
+            return f"{NO_TOPIC} with that many partitions any more: it has {topic.partitions}"
+        if info.partition in topic.leaderless:
+            return "no leader: nobody can read or write it"
+        _, log_end = self.marks.get((info.topic, info.partition), (None, None))
+        return why_lost(topic, progress, log_end) or self._foreign(info, progress)
+
+    def _foreign(self, info: LeaseInfo, progress: Progress) -> str:
+        """Why no member works on it: another program has committed for the group in Kafka (M7); "": none has."""
+        from kafka_marshal.engine.work.taking_over import is_ours
+
+        found = self._offsets.get(info.group_id, {}).get((info.topic, info.partition))
+        if info.client_id is not None or found is None or not kafka_counts(progress):
+            return ""
+        offset, metadata = found
+        if is_ours(metadata, info.epoch, self._log_name):
+            return ""
+        return (
+            f"{POSITION_LOST}: {FOREIGN_COMMIT} offset {offset} for this group in Kafka, which processes "
+            "in transactions"
+        )
