@@ -114,7 +114,7 @@ class OpenMessages:
         self.tried: dict[int, int] = {}
         #: Messages whose first try here waits for the log, or has not ended → whether that was logged.
         self.ahead: dict[int, bool] = {}
-        #: Such messages that wait for others to end: at most this number is logged at a time, one more as one ends.
+        #: First tries that wait for others to end; how many may be logged at a time: one more for each that ends.
         self.waiting: deque[Try] = deque()
         self.window: float = 0
         #: When (own clock, ms) more may be logged though none has ended: a handler that hangs stops no other key.
@@ -316,21 +316,6 @@ class OpenMessages:
                 self.tried[offset] = attempts
                 self.settling.want(Request(offset, offset, Kind.OPEN, hashed, attempts))
 
-    def log_waiting(self, concurrency: int, is_here: Callable[[int], object]) -> bool:
-        """Log as many first tries as may be under way after a death (U1). Returns whether there are such.
-
-        is_here: whether this message is still in flight.
-        """
-        self.window = max(self.window, concurrency)
-        free = (self.window if self.window == inf else min(self.window, MOST_AHEAD)) - sum(self.ahead.values())
-        chosen: list[Try] = []
-        while self.waiting and len(chosen) < free:
-            if is_here(self.waiting[0].offset):
-                chosen.append(self.waiting[0])
-            self.waiting.popleft()
-        self.log_tries(chosen, are_ahead=True)
-        return bool(chosen)
-
     def log_next(self, offset: int, hashed: int) -> bool:
         """Have another try of an open message in the log, before it begins. False: that is under way, or not open."""
         mine = self._mine.get(offset)
@@ -375,3 +360,19 @@ def take_back(opened: OpenMessages, messages: Iterable[Message]) -> bool:
         if opened.ahead.pop(offset) and mine is not None and mine.key_hash is not None:
             opened.log_tries([Try(offset, mine.attempts - 1, mine.key_hash)])
     return bool(found) or has_waiting
+
+
+def log_waiting(opened: OpenMessages, concurrency: int, is_here: Callable[[int], object]) -> bool:
+    """Log as many first tries as may be under way after a death (U1). Returns whether there are such.
+
+    is_here: whether this message is still in flight.
+    """
+    window = opened.window = max(opened.window, concurrency)
+    free = (window if window == inf else min(window, MOST_AHEAD)) - sum(opened.ahead.values())
+    chosen: list[Try] = []
+    while opened.waiting and len(chosen) < free:
+        if is_here(opened.waiting[0].offset):
+            chosen.append(opened.waiting[0])
+        opened.waiting.popleft()
+    opened.log_tries(chosen, are_ahead=True)
+    return bool(chosen)

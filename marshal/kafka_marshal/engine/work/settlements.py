@@ -11,7 +11,7 @@ from kafka_marshal.engine.settings import Why
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run
 from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.in_lanes import InLanes
-from kafka_marshal.engine.work.open_messages import GROWS_MS, MOST_WARY, Try, Wary
+from kafka_marshal.engine.work.open_messages import GROWS_MS, MOST_WARY, Try, Wary, log_waiting
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.settling import Settling
 from kafka_marshal.errors import KeyRangeError
@@ -25,8 +25,8 @@ WARNED_EVERY_MS = 60_000.0
 #: Why a message is set aside of which as many tries have begun as it may have, and none has ended.
 CRASHED = "CRASHED"
 
-#: This long (heartbeat intervals) an owner logs first tries after a takeover: what the one before had done and not
-#: reported it reaches by then.
+#: An owner logs first tries for this many heartbeat intervals after a takeover: by then it has reached what the one
+#: before had done and not reported.
 WARY_INTERVALS = 2
 
 #: From this number of tries on, begun by earlier owners, a message is tried alone.
@@ -217,7 +217,7 @@ class Settlements:
 
     def _log_waiting(self, assignment: Assignment) -> bool:
         lanes = self._consumer.delivery.in_lanes.lanes
-        return lanes is not None and assignment.opened.log_waiting(lanes.concurrency, assignment.tracker.run_at)
+        return lanes is not None and log_waiting(assignment.opened, lanes.concurrency, assignment.tracker.run_at)
 
     def note(self, assignment: Assignment, *, ends: bool = False) -> None:
         """Have tries in the log. ends: in order, so that those that have not ended count for nothing (U1)."""
