@@ -32,7 +32,7 @@ def test_a_handler_that_hangs_while_most_tries_fail_is_named_and_after_ten_secon
 
     def handle(message: Any) -> None:
         if message.offset() == 3:
-            if any("tries of run(…) failed" in problem for problem in member.health().problems):
+            if any("tries of run(…) in a row failed" in problem for problem in member.health().problems):
                 end.wait(60)
                 return
         elif end.is_set():

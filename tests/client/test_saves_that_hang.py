@@ -48,7 +48,7 @@ def test_a_member_whose_saves_fail_one_after_another_is_not_well(team: Team, mon
     wait_until(lambda: not a.marshal.health().ok)
     (problem,) = a.marshal.health().problems
     assert problem.startswith("its last ") and "lack some or all of its pieces" in problem
-    assert "on_checkpoint fails or hangs: look at the store of states" in problem
+    assert "on_checkpoint fails or hangs: check the store of states" in problem
     monkeypatch.setattr(team.store, "save", save)
     wait_until(lambda: a.marshal.health().ok)
     a.leave()

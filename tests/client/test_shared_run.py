@@ -152,7 +152,7 @@ def test_a_batch_that_is_done_but_for_a_parked_message_and_one_that_is_given_bac
         batch.give_back()
         wait_until(lambda: not batch.is_held)
         again = next(consumer.batches())
-        assert again.delivery_count == (1 if len(batch) == 1 else 2)
+        assert again.delivery_count == 1, "giving back counts for nothing (U11)"
         assert again.first_offset > batch.first_offset, "what is done does not come again"
 
 

@@ -349,7 +349,7 @@ def _set(work: PauseWork, plan: Plan) -> None:
         configure(session, {})
         passed("marked")
         metadata = {each.key: each.metadata for each in left if each.metadata}
-        set_around(session, targets, {each.key: each.aside for each in left}, metadata)
+        set_around(session, targets, {each.key: each.aside for each in left}, metadata, passed)
     elif targets:
         move_all(work, session, targets, aside={each.key: each.aside for each in left if each.parked})
     passed("set")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from shlex import quote
@@ -228,6 +228,7 @@ def set_around(
     targets: Mapping[TopicPartition, int],
     some: Mapping[TopicPartition, Sequence[Aside]],
     metadata: Mapping[TopicPartition, str] = MappingProxyType({}),
+    passed: Callable[[str], object] = str,
 ) -> None:
     """Set positions, and open messages around them, under our pause. Raises AdminError as ``set_positions`` does.
 
@@ -239,6 +240,7 @@ def set_around(
         set_positions(session, first)
         for key, found in below.items():
             open_again(session, key, [each._replace(reason=each.reason or _AWAITED) for each in found])
+        passed("set aside")
     set_positions(session, targets, metadata)
     for key, wanted in some.items():
         open_again(session, key, [each for each in wanted if each.reason is None or each.first >= targets[key]])

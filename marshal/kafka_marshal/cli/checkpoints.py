@@ -21,7 +21,6 @@ from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.text import clock_text, count, span, time_text
 from rationalizer import route_group
-from rationalizer.wire.wellformed import PINNED
 
 if TYPE_CHECKING:
     from kafka_marshal.admin.checkpoint_work import TakenCheckpoint
@@ -305,7 +304,9 @@ def _kept_cells(group: Group, history: CheckpointHistory, now_ms: int) -> list[l
             [
                 str(kept.id),
                 Cell(time_text(kept.log_time), short=clock_text(kept.log_time, now_ms)),
-                "initial" if kept.kind == PINNED and is_initial(group, kept.id) else KIND_WORDS[kept.kind],
+                "initial"
+                if KIND_WORDS[kept.kind] == "pinned" and is_initial(group, kept.id)
+                else KIND_WORDS[kept.kind],
                 "-" if taken is None else span(taken.took_ms),
                 "-" if taken is None else f"{taken.members}/{taken.owners}",
                 "-" if oldest is None else "never" if oldest.cut is None else str(oldest.cut),

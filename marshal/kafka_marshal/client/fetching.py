@@ -262,7 +262,8 @@ class FetchingConsumer(Membership[S]):
         if self._options.settings.at_most_once:
             return
         since = -inf
-        if not self._delivery.is_done_said and self._options.settings.sharing is None:
+        settings = self._options.settings
+        if not (self._delivery.is_done_said or settings.transactions) and settings.sharing is None:
             since = self._undone.since(before)
             runs = [run for x in self._engine.assignments.values() for run in x.tracker.runs.values() if run.is_marked]
             if text := self._undone.look(runs, before, self._driver.now_ms()):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_marshal.observe.rows import AllSilent, LeaseRow
 from kafka_marshal.observe.text import span, time_text
-from rationalizer import route_group
 from rationalizer.limits import MIN_HEARTBEAT_INTERVAL_MS, STALE_AFTER_INTERVALS
+from rationalizer.routing import route_group
 
 #: The longest interval of those at work is looked up again after this many records.
 _EVERY = 1_000

@@ -301,8 +301,9 @@ class Campaign:
         wanted = {"parked": len(list(parked)), "open_messages": 0, "lag": 0, "stuck": 0}
         said = {name: status[name] for name in wanted}
         found = [] if said == wanted else [f"status says {said}, and it is {wanted}"]
-        if status["problems"]:
-            found.append(f"status names problems: {status['problems']}")
+        # What was set aside as CRASHED is a problem until an operator has decided.
+        if problems := [each for each in status["problems"] if each["kind"] != "parked"]:
+            found.append(f"status names problems: {problems}")
         of_lag = [(each["lag"], each["parked"]) for each in lag["totals"]]
         if of_lag != [(0, wanted["parked"])]:
             found.append(f"lag says {of_lag}, and it is {wanted}")
