@@ -32,7 +32,11 @@ __all__ = ["CONTROL", "ROOT", "Row", "as_json", "markdown", "run_all", "table", 
 
 
 #: What a copy needs: the product, and what runs against it.
-TREES = ("marshal", "rationalizer", "tests/campaigns", "tests/faults", "tests/mutants", "tests/rationalizer")
+TREES = (
+    "marshal",
+    "rationalizer",
+    *(f"tests/{name}" for name in ("campaigns", "faults", "mutants", "rationalizer", "tables")),
+)
 #: Tests that are proofs: of members of coordinated groups, and of sinks.
 TESTS = ("tests/audit", "tests/engine", "tests/scripts", "tests/sinks", "tests/broker")
 
