@@ -451,7 +451,7 @@ def _name(member: MemberRow | WorkerRow) -> str:
 
 
 #: The most members that a text names.
-_LISTED = 3
+_NAMED = 3
 
 
 def mixed_texts(group: GroupRow) -> list[str]:
@@ -481,4 +481,4 @@ def mixed_texts(group: GroupRow) -> list[str]:
 
 
 def _some(names: set[str] | list[str]) -> str:
-    return ", ".join(sorted(names)[:_LISTED]) + (", …" if len(names) > _LISTED else "")
+    return ", ".join(sorted(names)[:_NAMED]) + (", …" if len(names) > _NAMED else "")
