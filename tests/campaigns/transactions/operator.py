@@ -60,6 +60,8 @@ class Operator:
             act = self._acts[number % len(self._acts)]
             number += 1
             try:
+                if not self._has_begun():
+                    continue
                 act()
             except (AdminError, KafkaException, KafkaUnavailableError) as error:
                 self.counts[f"{act.__name__}: {type(error).__name__}"] += 1
@@ -68,6 +70,11 @@ class Operator:
                 return
             else:
                 self.counts[act.__name__] += 1
+
+    def _has_begun(self) -> bool:
+        """Whether a worker has begun: an operator's positions of an unknown group would make it a claimed one."""
+        with Admin(self._ground.bootstrap, topic=self._ground.coordination) as admin:
+            return bool(admin.progress(self._ground.group))
 
     def close(self) -> None:
         """Finish what has begun."""
