@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (523, 108_060)
+MOST_OF_ALL = (523, 108_070)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -482,7 +482,6 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.work.delivery.Delivery": (33, 15),
     "kafka_marshal.engine.work.in_lanes.InLanes": (39, 8),
     "kafka_marshal.engine.work.lanes.Lanes": (41, 22),
-    "kafka_marshal.engine.work.open_messages.OpenMessages": (26, 14),
     "kafka_marshal.engine.work.positions.Positions": (29, 9),
     "kafka_marshal.engine.work.run.Run": (29, 24),
     "kafka_marshal.engine.work.tracker.Tracker": (28, 10),
