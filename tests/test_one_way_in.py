@@ -35,6 +35,9 @@ CALLS = {
         "copy",
         "text",
         "at",
+        "dropped",
+        "open_from",
+        "topic_id",
     ),
 }
 #: What user threads change without the lock, which the engine reads (``engine/readings.py``): they note in a run what

@@ -53,7 +53,7 @@ LANES: tuple[Mutation, ...] = (
     Mutation(
         "a lane that was parked is forgotten",
         "Lanes.reopened",
-        "(found if is_open else partition.parked).append(lane)",
+        "(found if self._is_open(lane, now) else partition.parked).append(lane)",
         "pass",
         "C14",
     ),
