@@ -326,6 +326,7 @@ def test_a_handler_that_a_run_has_left_behind_returns_in_the_next_one(bench: Ben
     else:
         assert not bench.lanes.failed(a, 2.0 if how == "failed" else None, before)
         assert bench.lanes.due(9.0, bench.call) == []
+        assert [each[:2] for each in bench.lanes.tries(one, None, ends=False)] == [(0, 1)], "U1: it has begun once"
     assert bench.counts() == (1, 0)
     assert bench.lanes.reopened(1.0) == [a]  # for the workers of this run
     assert bench.begin(a) == (1 if how == "done" else 0)

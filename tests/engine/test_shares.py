@@ -160,8 +160,8 @@ def test_after_two_takers_messages_come_one_by_one_and_alone_and_after_five_they
     a.paused = True
     a = sharer(net, "a6")
     while not any(x.is_parked for x in holes(net)):
-        assert (end := net.data[T0].end) < 100
-        net.data[T0].end = end + 1
+        net.data[T0].end += 1
+        assert net.data[T0].end < 100
         a.done_run(batch(net, a))
     assert [(x.first, x.reason) for x in holes(net) if x.is_parked] == [(0, "CRASHED")]
 

@@ -70,8 +70,9 @@ def restarted(seed: int) -> Scenario:
 
 
 @pytest.mark.slow
-def test_tries_survive_workers_that_end() -> None:
-    result = simulate_one(restarted(0))
+@pytest.mark.parametrize("seed", [0, 1])
+def test_tries_survive_workers_that_end(seed: int) -> None:
+    result = simulate_one(restarted(seed))
     assert result.violation is None, result.tell()
 
 

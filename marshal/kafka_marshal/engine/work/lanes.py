@@ -278,6 +278,7 @@ class Lanes:
             if (is_ready := self._not_done(lane, owner)) is not None:
                 return is_ready
             if self.owner is not owner:
+                lane.before += 1
                 lane.partition.parked.append(lane)
                 return False
             lane.number += 1
@@ -305,7 +306,7 @@ class Lanes:
         if lane.assignment.over or self._is_skipped(lane):
             return self._drop(lane, owner)
         if self.owner is not owner:
-            lane.number = 1
+            lane.before, lane.number = lane.before + lane.number - 1, 1
         return None
 
     def abandon(self, lane: Lane, turn: int) -> None:
@@ -377,8 +378,8 @@ class Lanes:
                 if lane.message is None or lane.assignment is not assignment:
                     continue
                 offset = offset_of(lane.message)
-                if ends if lane.running else lane.number > 1:
-                    begun = lane.before + lane.number - 1
+                begun = lane.before + lane.number - 1
+                if ends if lane.running else begun > partition.tried.get(offset, 0):
                     found.append((offset, begun if most is None else min(begun, most), lane.message))
                 elif offset == blocking:
                     found.append((offset, lane.before + lane.number, lane.message))
