@@ -3,7 +3,7 @@
 librdkafka can stop fetching a partition for good, without an error: mostly after a broker hung, while offsets are
 validated against a leader that does not answer. Such a partition seems quiet. The proof that it is not: a record that
 the log is known to hold, by the acknowledgement of an own append or by the leader's answer, and that does not arrive.
-Each repair step needs a proof that is younger than the step before: an outage proves nothing.
+Each repair step needs an answer of the leader that is younger than the wait before it: an outage proves nothing.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class FetchMonitor(Generic[K]):
         self._owed: dict[K, float] = {}
         #: By partition: the end of what is known to be in the log.
         self._known: dict[K, int] = {}
+        #: By partition: when a broker last reported what it holds.
+        self._heard_at: dict[K, float] = {}
         #: By partition: when to ask its leader.
         self._ask_at: dict[K, float] = {}
         self._is_asking = False
@@ -80,7 +82,7 @@ class FetchMonitor(Generic[K]):
     def end(self, keys: Iterable[K]) -> None:
         """These partitions are not read any more."""
         for key in keys:
-            for known in (self.next, self._ask_at, self._owed, self._known, self._stalled, self._tries):
+            for known in (self.next, self._ask_at, self._owed, self._known, self._heard_at, self._stalled, self._tries):
                 known.pop(key, None)
             self._new.discard(key)
 
@@ -89,6 +91,7 @@ class FetchMonitor(Generic[K]):
     def knows(self, key: K, offset: int) -> None:
         """A broker reported that the log holds a record at this offset (any thread)."""
         if offset >= self.next.get(key, inf):
+            self._heard_at[key] = self._monotonic()
             self._known[key] = max(offset + 1, self._known.get(key, 0))
             self._owed.setdefault(key, self._monotonic())
 
@@ -98,8 +101,9 @@ class FetchMonitor(Generic[K]):
             for key, end in self._leaders(keys).items():
                 self.knows(key, end - 1)
         except MarshalError as error:  # asked again; an unreachable broker is reported elsewhere
-            again_at = self._monotonic() + self.patience_s
-            self._ask_at.update({key: again_at for key in keys if key in self._ask_at})
+            now = self._monotonic()
+            self._ask_at.update({key: now + self.patience_s for key in keys if key in self._ask_at})
+            self._owed.update({key: now for key in keys if key in self._owed})
             log(logging.DEBUG, "log_end_unknown", "%s: where the log ends is not known: %s", self._whose, error)
         finally:
             self._is_asking = False
@@ -115,7 +119,11 @@ class FetchMonitor(Generic[K]):
         if now < self._look_at or self._is_asking:
             return
         self._look_at = now + LOOK_EVERY_S
-        due = [key for key, at in list(self._ask_at.items()) if now >= at and key not in self._owed]
+        due = [
+            key
+            for key, at in list(self._ask_at.items())
+            if (now >= at if key not in self._owed else self._is_late(key) and not self._is_proven(key))
+        ]
         if due:
             self._is_asking = True
             self._ask_at.update(dict.fromkeys(due, now + QUIET_S))
@@ -171,7 +179,14 @@ class FetchMonitor(Generic[K]):
             return []
         for key in [key for key in list(self._owed) if self.next.get(key, inf) >= self._known.get(key, 0)]:
             self._owed.pop(key, None)  # it arrived while another thread reported it
-        return [key for key, since in list(self._owed.items()) if self._read_at >= since + self._wait_s(key)]
+        return [key for key in list(self._owed) if self._is_late(key) and self._is_proven(key)]
+
+    def _is_late(self, key: K) -> bool:
+        return self._read_at >= self._owed.get(key, inf) + self._wait_s(key)
+
+    def _is_proven(self, key: K) -> bool:
+        """Whether a broker has answered since the record was late: before, it may have been away."""
+        return self._heard_at.get(key, -inf) >= self._owed.get(key, inf) + self._wait_s(key)
 
     def _wait_s(self, key: K) -> float:
         wait_s = self.patience_s * WAITS[min(self._tries.get(key, 0), len(WAITS) - 1)]
