@@ -115,7 +115,7 @@ class Group(Scene):
     def everything(self, times: int = 1) -> Counter[Place]:
         return Counter({(p, o): times for p in range(self.partitions) for o in range(self.messages)})
 
-    def at_rest(self, expected: Counter[Place], timeout_s: float = 20.0) -> None:
+    def at_rest(self, expected: Counter[Place], timeout_s: float = 60.0) -> None:
         """Wait until exactly these were delivered and, by the log, every partition is done to its end."""
         wait_until(lambda: self.seen() == expected, timeout_s, "the expected messages")
         wait_until(lambda: set(self.stable().values()) == {self.messages - 1}, timeout_s, "stable at the end")

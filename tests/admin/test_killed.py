@@ -42,7 +42,7 @@ def start_killed(group: Group, step: str, sent: str, expires_in: float = 60) -> 
 
 def kill_at(group: Group, step: str) -> None:
     with start_killed(group, step, "SIGKILL") as process:
-        process.communicate(timeout=60)
+        process.communicate(timeout=180)
         assert process.returncode == -9
 
 
@@ -103,7 +103,7 @@ def test_an_admin_that_slept_through_its_pause_moves_nothing(working: Group) -> 
         working.messages += 3
         working.at_rest(working.everything())
         process.send_signal(signal.SIGCONT)
-        _, complaint = process.communicate(timeout=60)
+        _, complaint = process.communicate(timeout=180)
     assert process.returncode == 1
     assert "AdminError: moving failed in its last step" in complaint
     assert set(working.stable().values()) == {working.messages - 1}

@@ -16,7 +16,7 @@ from kafka_marshal.testing import RunningKafka
 REPOSITORY = Path(__file__).parents[2]
 
 
-def eventually(met: Callable[[], object], timeout_s: float = 20.0, what: str = "it") -> None:
+def eventually(met: Callable[[], object], timeout_s: float = 60.0, what: str = "it") -> None:
     """Wait for a condition instead of a fixed time."""
     until = time.monotonic() + timeout_s
     while not met():
@@ -41,7 +41,7 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
-def produce(kafka: RunningKafka, topic: str, *values: bytes, timeout_s: float = 30.0) -> None:
+def produce(kafka: RunningKafka, topic: str, *values: bytes, timeout_s: float = 90.0) -> None:
     """Write values to partition 0, acknowledged by all."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "acks": "all", **kafka.client_config})
     errors: list[object] = []
@@ -51,7 +51,7 @@ def produce(kafka: RunningKafka, topic: str, *values: bytes, timeout_s: float = 
     assert errors == [None] * len(values)
 
 
-def consume(kafka: RunningKafka, topic: str, count: int, timeout_s: float = 30.0) -> list[bytes | None]:
+def consume(kafka: RunningKafka, topic: str, count: int, timeout_s: float = 90.0) -> list[bytes | None]:
     """The first count values of partition 0."""
     consumer = Consumer(
         {

@@ -141,7 +141,7 @@ def test_the_command_runs_until_it_is_asked_to_end(number: signal.Signals, tmp_p
     assert address == f"127.0.0.1:{port}"
     assert alive(int(pid))
     process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=180)
     assert (process.returncode, output) == (0, "ended in order\n")
     assert not alive(int(pid))
     assert Path(folder).exists() == (keep is not None)
@@ -162,7 +162,7 @@ def test_the_command_ends_with_an_error_when_its_broker_dies() -> None:
     assert process.stdout is not None
     _, pid, folder = process.stdout.readline().split()
     os.kill(int(pid), signal.SIGKILL)
-    _, complaint = process.communicate(timeout=60)
+    _, complaint = process.communicate(timeout=180)
     assert process.returncode == 1
     assert "BrokerDiedError: Broker 1 of the local Kafka ended by signal 9" in complaint
     assert not Path(folder).exists()
@@ -176,7 +176,7 @@ def test_the_command_can_be_ended_from_another_thread(monkeypatch: pytest.Monkey
     stop, announced = threading.Event(), list[RunningKafka]()
     thread = threading.Thread(target=run_broker, args=(None, 1, None, announced.append), kwargs={"stop": stop})
     thread.start()
-    eventually(lambda: announced, 60, "the start")
+    eventually(lambda: announced, 180, "the start")
     stop.set()
     thread.join(30)
     assert not thread.is_alive()

@@ -227,7 +227,7 @@ def test_processes_that_want_the_same_jars_wait_for_the_first(repository: Path, 
     counting = fake_java(tmp_path / "counting", VERSION_17, then=f'echo x >> {count}; exec {real} "$@"')
     program = f"from kafka_marshal.testing import jars; print(jars.resolve('small', {SMALL!r})[0].read_bytes())"
     processes = [run_python(program, JAVA_HOME=str(counting.parents[1])) for _ in range(4)]
-    answers = [process.communicate(timeout=60)[0] for process in processes]
+    answers = [process.communicate(timeout=180)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4
     assert answers == ["b'a jar'\n"] * 4
     assert count.read_text() == "x\n", "one download for all"

@@ -269,7 +269,7 @@ def test_kill_9_of_the_parent_ends_the_broker_and_removes_its_data(then: str) ->
 def test_an_unhandled_exception_and_an_ordinary_exit_end_it_too() -> None:
     for last, status in (("sys.exit(0)", 0), ("sys.stderr.close(); raise RuntimeError", 1)):
         parent = run_python(STARTS_AND_WAITS.format(then="", last=last))
-        output, _ = parent.communicate(timeout=60)
+        output, _ = parent.communicate(timeout=180)
         pid, _, folder = output.strip().partition(" ")
         assert parent.returncode == status
         assert not alive(int(pid))
@@ -289,7 +289,7 @@ def test_a_killed_supervisor_takes_the_broker_with_it_and_the_next_start_tidies_
     assert Path(folder).is_dir(), "in use"
     os.kill(supervisor, signal.SIGKILL)
     eventually(lambda: not alive(int(pid)), what="the broker's end")
-    parent.communicate(input="", timeout=60)
+    parent.communicate(input="", timeout=180)
     assert Path(folder).is_dir(), "nobody was left to remove it"
     os.utime(folder, (old, old))
     layout.sweep()

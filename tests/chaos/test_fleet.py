@@ -81,12 +81,12 @@ def test_a_worker_that_dies_of_a_signal_that_was_not_sent_is_reported(fleet: Fle
 
     a, b, c = fleet.places
     fleet.wait_until_ready(60)
-    wait_until(partial(are_alive, 3), 60, "all have started")
+    wait_until(partial(are_alive, 3), 180, "all have started")
     fleet.calm = fleet._ending = True  # they get no successors
     fleet.signal(a, signal.SIGKILL)
     fleet.signal(b, signal.SIGTERM)
     os.kill(c.pid, signal.SIGSEGV)
-    wait_until(partial(are_alive, 0), 60, "all have ended")
+    wait_until(partial(are_alive, 0), 180, "all have ended")
     assert fleet.unexplained == ["c-0001: worker died of signal 11 (Segmentation fault), which nobody had sent"]
     assert (fleet.counts.kills, fleet.counts.others) == (1, {-15: 1, -11: 1})
 

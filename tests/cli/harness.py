@@ -83,7 +83,7 @@ def clean_environment(more: Mapping[str, str]) -> dict[str, str]:
 def process(*args: str, **kwargs: Any) -> subprocess.CompletedProcess[bytes]:
     """The command as a process without a terminal."""
     env = clean_environment(kwargs.pop("env", {}))
-    return subprocess.run([*ARGV, *args], capture_output=True, timeout=60, check=False, env=env, **kwargs)
+    return subprocess.run([*ARGV, *args], capture_output=True, timeout=180, check=False, env=env, **kwargs)
 
 
 @contextmanager
@@ -122,7 +122,7 @@ class Terminal:
         os.close(theirs)
         self.shown = b""
 
-    def read_until(self, done: Callable[[bytes], bool], timeout_s: float = 30.0) -> bytes:
+    def read_until(self, done: Callable[[bytes], bool], timeout_s: float = 90.0) -> bytes:
         """Read until ``done`` accepts the output."""
         deadline = time.monotonic() + timeout_s
         while not done(self.shown):
@@ -138,7 +138,7 @@ class Terminal:
     def type(self, text: bytes) -> None:
         os.write(self._ours, text)
 
-    def finish(self, timeout_s: float = 30.0, again: bytes = b"") -> bytes:
+    def finish(self, timeout_s: float = 90.0, again: bytes = b"") -> bytes:
         """Read until it ends; returns all output.
 
         again: typed again if nothing happens. A question is shown shortly before the terminal is prepared for its

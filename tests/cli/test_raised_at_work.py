@@ -154,7 +154,7 @@ def test_e4_old_members_stop_and_say_why_and_the_others_go_on(
         assert "2 members would stop at level 4" in refused.err
         assert kafka("upgrade", "--yes", "--force").status == 0
         for process in members.old:
-            _, told = process.communicate(timeout=20)
+            _, told = process.communicate(timeout=60)
             assert process.returncode == 1
             assert f"was raised to protocol level {SHARING_LEVEL}, which this release" in told
         for cp in range(2):  # of leases that no member wants

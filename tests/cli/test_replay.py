@@ -198,7 +198,7 @@ def test_what_replay_does_not_need_is_not_loaded() -> None:
         "file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(EXAMPLES / "digest.dump.jsonl")], capture_output=True, check=True, timeout=60
+        [sys.executable, "-c", code, str(EXAMPLES / "digest.dump.jsonl")], capture_output=True, check=True, timeout=180
     )
     loaded = done.stderr.decode().split()
     assert loaded[0] == "0"

@@ -81,7 +81,7 @@ class Worker:
                 self.go_on.wait(60)
                 consumer.done(message)
 
-    def wait_until(self, met: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    def wait_until(self, met: Callable[[], bool], timeout_s: float = 90.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not met():
             assert time.monotonic() < deadline, f"not within {timeout_s} s; seen: {len(self.seen)}"

@@ -24,7 +24,7 @@ from kafka_marshal.node.coordination_topic import create_topic
 HI = 600
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0, what: str = "") -> Any:
+def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "") -> Any:
     """Poll for a condition; fails after timeout_s."""
     until = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -137,7 +137,7 @@ def scene(kafka_bootstrap: str, topic_factory: Callable[..., str]) -> Iterator[S
     made.close()
 
 
-def take(consumer: Consumer, count: int, timeout_s: float = 20.0) -> list[tuple[int, int]]:
+def take(consumer: Consumer, count: int, timeout_s: float = 60.0) -> list[tuple[int, int]]:
     """Poll count messages and mark them as done; returns (partition, offset) of each."""
     found: list[tuple[int, int]] = []
     until = time.monotonic() + timeout_s

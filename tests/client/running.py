@@ -137,7 +137,7 @@ class Handlers:
 
     def await_ended(self, places: Iterable[tuple[int, int]]) -> None:
         wanted = set(places)
-        wait_until(lambda: wanted <= set(self.ended), 30, f"{len(wanted)} handlings, such as {sorted(wanted)[:3]}")
+        wait_until(lambda: wanted <= set(self.ended), 90, f"{len(wanted)} handlings, such as {sorted(wanted)[:3]}")
 
     def check_order(self, by: Callable[[Event], object] = lambda each: (each.partition, each.key)) -> None:
         """In one lane, each handler begins after its predecessor's end, and first handlings are in offset order."""
@@ -177,7 +177,7 @@ class Running:
     def is_over(self) -> bool:
         return not self._thread.is_alive()
 
-    def ended(self, within_s: float = 15.0) -> BaseException | None:
+    def ended(self, within_s: float = 60.0) -> BaseException | None:
         """What it raised."""
         self._thread.join(within_s)
         assert self.is_over, f"run() has not ended after {within_s:g} s"

@@ -74,7 +74,7 @@ def stays(condition: Callable[[], bool], ms: float) -> None:
         time.sleep(0.02)
 
 
-def take(consumer: Consumer, count: int, timeout_s: float = 20.0) -> list[int]:
+def take(consumer: Consumer, count: int, timeout_s: float = 60.0) -> list[int]:
     found: list[int] = []
     until = time.monotonic() + timeout_s
     while len(found) < count:
@@ -153,7 +153,7 @@ def test_pods_that_overlap_never_both_work_and_ranges_change_by_closing(scene: S
     found = take(right, len(of([HIGH], 100)) + len(of([rest], 200, 100)))
     assert sorted(found) == sorted(of([HIGH], 100) + of([rest], 200, 100)), "what was done of other keys is known"
     assert sorted(take(left, len(of([third], 200, 100)))) == of([third], 200, 100)
-    wait_until(lambda: left.committed([(topic, 0)], ranges=True)[0].stable == 199, 10)
+    wait_until(lambda: left.committed([(topic, 0)], ranges=True)[0].stable == 199, 30)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

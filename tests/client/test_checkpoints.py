@@ -96,7 +96,7 @@ class Worker:
     def owns(self) -> set[int]:
         return {piece.partition for piece in self.consumer.pieces() if not piece.revoked}
 
-    def leave(self, timeout: float = 10) -> None:
+    def leave(self, timeout: float = 60) -> None:
         self.marshal.stop()
         self._thread.join(20)
         self.marshal.close(timeout)
@@ -135,7 +135,7 @@ class Team:
 
     def await_counted(self, *workers: Worker) -> None:
         """These have counted all messages, each once."""
-        wait_until(lambda: counted(each.ledger for each in workers) >= self.produced, 10, str(self._differs(workers)))
+        wait_until(lambda: counted(each.ledger for each in workers) >= self.produced, 30, str(self._differs(workers)))
         assert counted(each.ledger for each in workers) == self.produced
 
     def _differs(self, workers: tuple[Worker, ...]) -> object:

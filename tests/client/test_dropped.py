@@ -43,7 +43,7 @@ class Ground:
         return {lease.partition: lease.stable for lease in self.watcher.world.leases()}
 
     def wait_holders(self, *names: str | None) -> None:
-        wait_until(lambda: self.holders() == set(names), 20, f"held by {names}, not {self.holders()}")
+        wait_until(lambda: self.holders() == set(names), 60, f"held by {names}, not {self.holders()}")
 
 
 @pytest.fixture

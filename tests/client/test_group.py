@@ -116,7 +116,7 @@ def shared_out(count: int, *members: Joined) -> bool:
 
 
 def await_shared(count: int, *members: Joined) -> None:
-    wait_until(lambda: shared_out(count, *members), 30, f"{count} partitions: {[m.has() for m in members]}")
+    wait_until(lambda: shared_out(count, *members), 90, f"{count} partitions: {[m.has() for m in members]}")
 
 
 def test_the_surface_of_a_consumer(groups: Groups, caplog: pytest.LogCaptureFixture) -> None:
@@ -468,9 +468,9 @@ def at_work(groups: Groups, folder: Path, names: str, **options: Any) -> tuple[J
     topic = groups.topic(6)
     watcher = Joined(groups.member("watcher"), None)  # type: ignore[arg-type]  # it joins nothing
     workers = [groups.worker(name, topic, folder, session=SESSION, pause_s=0.002, **options) for name in names]
-    wait_until(lambda: members_of(watcher) == set(names), 60)
+    wait_until(lambda: members_of(watcher) == set(names), 180)
     groups.publish(topic, 6, MESSAGES)
-    wait_until(lambda: all(len(worker.offsets()) > 30 for worker in workers), 60)
+    wait_until(lambda: all(len(worker.offsets()) > 30 for worker in workers), 180)
     return watcher, workers
 
 
@@ -495,7 +495,7 @@ def test_alo_processes_are_killed_stopped_and_ended(groups: Groups, tmp_path: Pa
     assert c.terminate() == 0
     wait_until(lambda: members_of(watcher) == {"b"})
     assert time.monotonic() - began < 5
-    wait_until(lambda: set(handled(a, b, c)) == everything, 60)
+    wait_until(lambda: set(handled(a, b, c)) == everything, 180)
 
 
 @pytest.mark.parametrize("how", [pytest.param("iteration", marks=pytest.mark.campaign), "batches"])
@@ -508,7 +508,7 @@ def test_amo_nothing_is_repeated_at_kill_9_and_a_restart_continues(groups: Group
     topic = next(iter(first.topics))
     again = groups.worker("a", topic, tmp_path, session=SESSION, **options)
     lasts = {(partition, MESSAGES - 1) for partition in range(6)}
-    wait_until(lambda: lasts <= set(handled(a, b, again)), 60)
+    wait_until(lambda: lasts <= set(handled(a, b, again)), 180)
     assert len(again.offsets()) > 50, "the restart took its own partitions up"
     found = handled(a, b, again)
     assert max(found.values()) == 1
@@ -532,7 +532,7 @@ def test_a_broker_that_is_restarted_ends_no_membership(groups: Groups, kafka_bro
             a.consumer.commit(timeout=0.2)
     finally:
         kafka_broker.restart()
-    wait_until(lambda: a.consumer.state == b.consumer.state == "PART_OF_GROUP", 60)
+    wait_until(lambda: a.consumer.state == b.consumer.state == "PART_OF_GROUP", 180)
     assert [(x.consumer.member_id, x.consumer.pieces()) for x in (a, b)] == had
     assert len(a.take(15)) == 15
     assert len(b.take(20)) == 20

@@ -340,7 +340,7 @@ def test_a_group_that_is_forgotten_while_its_member_waits(crowd: Crowd) -> None:
     joined = a.consumer.generation
     with Admin(crowd.bootstrap, topic=crowd.coordination) as admin:
         assert admin.forget(crowd.group, force=True) == 1
-    wait_until(lambda: a.has() and a.consumer.generation > joined, 30)
+    wait_until(lambda: a.has() and a.consumer.generation > joined, 90)
     assert len(a.take(30)) == 30
     assert all(world.group(crowd.group) is not None for world in crowd.truth().values())
     wait_until(lambda: reads(a.marshal) == [crowd.home])
@@ -421,7 +421,7 @@ def test_a_broker_that_is_away_and_comes_back(crowd: Crowd, kafka_broker: Runnin
             a.marshal.world.leases()
     finally:
         kafka_broker.restart()
-    wait_until(lambda: a.consumer.state == "PART_OF_GROUP" and a.has(), 60)
+    wait_until(lambda: a.consumer.state == "PART_OF_GROUP" and a.has(), 180)
     assert reads(a.marshal) == assigned(a.marshal) == [crowd.home], "the reader goes on with what it had"
     counts = counted(a.marshal)
     crowd.crowd(100)

@@ -165,7 +165,7 @@ def test_what_compaction_took_counts_as_done_when_it_is_redriven(
         (found,) = admin_of(scene).open_messages(scene.group, parked=True)
         return found.gone
 
-    wait_until(is_compacted, 60)
+    wait_until(is_compacted, 180)
     done = admin_of(scene).redrive(scene.group, "all")
     assert (*done.messages, *done.gone) == ((topic, 0, 1),)
     publish(scene, topic, ["last"])

@@ -28,7 +28,7 @@ def two_at_work(scene: Scene, tmp_path: Path, **options: object) -> tuple[Worker
     watcher = scene.member("watcher")
     a = scene.worker("a", topic, tmp_path, pause_s=0.001, **options)
     b = scene.worker("b", topic, tmp_path, pause_s=0.001, **options)
-    wait_until(lambda: holders(watcher) == ["a", "a", "b", "b"], 60)
+    wait_until(lambda: holders(watcher) == ["a", "a", "b", "b"], 180)
     scene.publish(topic, PARTITIONS, MESSAGES)
     return a, b, watcher
 
@@ -37,7 +37,7 @@ def test_alo_nothing_is_lost_at_kill_9(scene: Scene, tmp_path: Path) -> None:
     a, b, _ = two_at_work(scene, tmp_path)
     wait_until(lambda: len(a.offsets()) > 100 and len(b.offsets()) > 100)
     a.kill()
-    wait_until(lambda: set(handled(a, b)) == EVERYTHING, 60)
+    wait_until(lambda: set(handled(a, b)) == EVERYTHING, 180)
 
 
 def test_alo_a_stopped_worker_is_replaced_and_notices_it(scene: Scene, tmp_path: Path) -> None:
@@ -45,10 +45,10 @@ def test_alo_a_stopped_worker_is_replaced_and_notices_it(scene: Scene, tmp_path:
     wait_until(lambda: len(a.offsets()) > 100 and len(b.offsets()) > 100)
     a.stop()
     before = len(a.lines())
-    wait_until(lambda: set(handled(a, b)) == EVERYTHING, 60)
-    wait_until(lambda: holders(watcher) == ["b"] * PARTITIONS, 60)
+    wait_until(lambda: set(handled(a, b)) == EVERYTHING, 180)
+    wait_until(lambda: holders(watcher) == ["b"] * PARTITIONS, 180)
     a.go_on()
-    wait_until(lambda: a.offsets("lost"), 20)
+    wait_until(lambda: a.offsets("lost"), 60)
     after = [line for line in a.lines()[before:] if line["what"] == "handled"]
     # Messages in flight may be finished; others must not be delivered, as other members have them now.
     assert len(after) <= 8
@@ -61,7 +61,7 @@ def test_amo_nothing_is_repeated_at_kill_9(scene: Scene, tmp_path: Path, how: st
     wait_until(lambda: len(a.offsets()) > 60 and len(b.offsets()) > 60)
     a.kill()
     lasts = {(partition, MESSAGES - 1) for partition in range(PARTITIONS)}
-    wait_until(lambda: lasts <= set(handled(a, b)), 60)
+    wait_until(lambda: lasts <= set(handled(a, b)), 180)
     found = handled(a, b)
     assert max(found.values()) == 1
     assert len(EVERYTHING - set(found)) <= 2 * 20
@@ -74,7 +74,7 @@ def test_c7_a_restarted_worker_continues_at_once(scene: Scene, tmp_path: Path) -
     wait_until(lambda: len(a.offsets()) > 50)
     a.kill()
     again = scene.worker("a", topic, tmp_path)
-    wait_until(lambda: set(handled(a, again)) == EVERYTHING, 60)
+    wait_until(lambda: set(handled(a, again)) == EVERYTHING, 180)
     instances = {lease.instance_id for lease in watcher.world.leases()}
     assert len(instances) == 1
 

@@ -47,7 +47,7 @@ def test_a_recorded_worker_is_replayed_to_the_same_effects_and_state(
         scene.publish(topic, PARTITIONS, 20)
         return bool(a.offsets() and b.offsets())
 
-    wait_until(both, 60)
+    wait_until(both, 180)
     for _ in range(ROUNDS):
         least = len(a.offsets()) + len(b.offsets()) + 100
         scene.publish(topic, PARTITIONS, 100)
@@ -58,11 +58,11 @@ def test_a_recorded_worker_is_replayed_to_the_same_effects_and_state(
         found = replayed(tmp_path / "b")
         return found.inputs > 100 and found.effects > 20 and found.states > 1
 
-    wait_until(is_enough, 60)
+    wait_until(is_enough, 180)
     b.kill()
     before = len(a.offsets())
     scene.publish(topic, PARTITIONS, 20)
-    wait_until(lambda: len({partition for partition, _ in a.offsets()[before:]}) == PARTITIONS, 60, "a takes over")
+    wait_until(lambda: len({partition for partition, _ in a.offsets()[before:]}) == PARTITIONS, 180, "a takes over")
     assert a.terminate() == 0
     whole, killed = replayed(tmp_path / "a"), replayed(tmp_path / "b")
     assert whole.engine.consumers == {}, "it was recorded to its end"

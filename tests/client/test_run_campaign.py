@@ -163,7 +163,7 @@ class Campaign:
 
     def await_more(self) -> None:
         wanted = self.read() + BETWEEN
-        wait_until(lambda: self.read() >= wanted, 60, "messages are handled")
+        wait_until(lambda: self.read() >= wanted, 180, "messages are handled")
 
     def run(self, kills: int, handovers: int) -> Verdict:
         for _ in range(WORKERS):
@@ -174,7 +174,7 @@ class Campaign:
         for mishap in mishaps:
             self.await_more()
             victim = self.workers.pop(self._rng.randrange(len(self.workers)))
-            wait_until(partial(self.has_begun, victim.pid), 60, "it handles messages")
+            wait_until(partial(self.has_begun, victim.pid), 180, "it handles messages")
             if mishap == "kill":
                 self.killed.add(victim.pid)
                 victim.kill()
@@ -189,7 +189,7 @@ class Campaign:
         self._publisher.join()
         wait_until(lambda: self.read() >= len(self.published), 90, "all is handled")
         for worker in self.workers:
-            wait_until(partial(self.has_begun, worker.pid, "started"), 60, "it has started")
+            wait_until(partial(self.has_begun, worker.pid, "started"), 180, "it has started")
             worker.send_signal(signal.SIGTERM)
         for worker in self.workers:
             assert worker.wait(40) == 0

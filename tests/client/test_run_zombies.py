@@ -52,7 +52,7 @@ def test_what_a_stopped_process_makes_of_its_messages_has_no_effect(
     options = {"act": act, "dead": dead, "database": str(database), "concurrency": count, "attempts": 1}
     zombie = Zombie(crew, topic, tmp_path, **options)
     crew.workers.append(zombie)
-    wait_until(lambda: len(zombie.offsets("begin")) == count, 60)
+    wait_until(lambda: len(zombie.offsets("begin")) == count, 180)
     zombie.stop()
     _, consumer = crew.consumer("other", topic)
     for _ in range(count):
@@ -61,7 +61,7 @@ def test_what_a_stopped_process_makes_of_its_messages_has_no_effect(
         consumer.done(message)
     zombie.out.with_suffix(".go").touch()
     zombie.go_on()
-    wait_until(lambda: len([line for line in zombie.lines() if line["what"] != "begin"]) == count, 20)
+    wait_until(lambda: len([line for line in zombie.lines() if line["what"] != "begin"]) == count, 60)
     assert {line["what"] for line in zombie.lines()} == {"begin", "lost False"}
     assert crew.cluster.watermarks([(dead, 0)], 10)[dead, 0] == (0, 0)
     with sqlite3.connect(database) as rows:

@@ -45,7 +45,7 @@ def test_two_workers_write_each_row_once_and_what_was_set_aside_when_it_is_redri
     try:
         wait_until(lambda: len(offsets()) > MESSAGES // 4)
         workers[0].kill()
-        wait_until(lambda: offsets() == [x for x in range(MESSAGES) if x != 7], 40)
+        wait_until(lambda: offsets() == [x for x in range(MESSAGES) if x != 7], 120)
         admin = Admin(scene.bootstrap, topic=scene.coordination)
         wait_until(lambda: [(x.offset, x.reason) for x in admin.open_messages(scene.group)] == [(7, "ValueError")])
         workers[1].send_signal(signal.SIGTERM)

@@ -124,7 +124,7 @@ def test_a_slow_message_keeps_one_handler_and_the_others_get_what_comes() -> Non
     try:
         for number in range(4):
             cluster.broker.produce(TOPIC, 0, b"x")
-            wait_until(lambda number=number: len(begun) > number, 5)  # type: ignore[misc]
+            wait_until(lambda number=number: len(begun) > number, 15)  # type: ignore[misc]
     finally:
         gate.set()
         team.close()

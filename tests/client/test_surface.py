@@ -445,7 +445,7 @@ def gets_batches(consumer: Consumer) -> object:
 def test_many_messages_and_none_done_is_said_once(caplog: pytest.LogCaptureFixture, way: Any) -> None:
     with member(memory_cluster(1, MANY), hi=100) as marshal, marshal.consumer([TOPIC]) as consumer:
         kept = way(consumer)
-        wait_until(lambda: warnings(caplog), 10)
+        wait_until(lambda: warnings(caplog), 30)
         [text] = warnings(caplog)
         assert "consumer.done(message)" in text
         assert 'delivery="at-most-once"' in text

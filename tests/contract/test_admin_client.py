@@ -57,7 +57,7 @@ for thread in threading.enumerate():
 @pytest.mark.parametrize("how", ["closed", "dropped"])
 def test_garbage_collected_on_a_thread_of_librdkafka(kafka_bootstrap: str, how: str) -> None:
     command = [sys.executable, "-c", PROGRAM, kafka_bootstrap, how]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert ran.returncode == 0, ran.stderr
 
 

@@ -106,7 +106,7 @@ def test_any_kill_at_any_time_gives_the_same_result(demo: Demo, kafka_bootstrap:
         killed += 1
         # Its successor gets some time to make progress, or none.
         wanted = random.choice([1, 2])
-        eventually(lambda n=wanted: len(run.drivers()) >= n or run.process.poll() is not None, 60, "a successor")  # type: ignore[misc]
+        eventually(lambda n=wanted: len(run.drivers()) >= n or run.process.poll() is not None, 180, "a successor")  # type: ignore[misc]
     found = run.result(400)
     assert killed >= 2, f"seed {seed}"
     is_as_it_should_be(run, found, MANY)
@@ -130,7 +130,7 @@ def test_an_interruption_leaves_neither_drivers_nor_jvms(
     run.process.send_signal(number)
     assert run.ends(60) == 130, run.said
     assert watchdogs_of(below) == [], "the demo has ended, and watchdogs of its drivers run on"
-    eventually(lambda: not [pid for pid in below if alive(pid)], 20, "the end of all processes")
+    eventually(lambda: not [pid for pid in below if alive(pid)], 60, "the end of all processes")
     assert state_of(run.folder) == "interrupted"
     assert "Traceback" not in run.said
 
@@ -142,7 +142,7 @@ def test_kill_9_of_the_demo_leaves_no_jvm(demo: Demo, kafka_bootstrap: str) -> N
     below = list(descendants(run.process.pid))
     assert sum(map(is_driver, below)) == sum(map(is_spark, below)) == len(watchdogs_of(below)) == 2
     run.process.kill()
-    eventually(lambda: not [pid for pid in below if alive(pid)] + watchdogs_of(below), 30, "the end of all processes")
+    eventually(lambda: not [pid for pid in below if alive(pid)] + watchdogs_of(below), 90, "the end of all processes")
     assert state_of(run.folder) == "running"
     assert ask(run.folder / "delays.sqlite", "PRAGMA integrity_check") == [("ok",)]
 
@@ -185,6 +185,6 @@ def test_a_driver_whose_parent_went_before_it_began_does_nothing() -> None:
         env=ENVIRONMENT,
         stdin=subprocess.DEVNULL,
         check=False,
-        timeout=60,
+        timeout=180,
     )
     assert done.returncode == 4

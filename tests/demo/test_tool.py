@@ -29,4 +29,4 @@ def test_kill_9_of_the_demo_ends_the_command_that_it_runs(tmp_path: Path) -> Non
             below = list(descendants(demo.pid))
             assert below
             demo.kill()
-    eventually(lambda: not [pid for pid in below if alive(pid)], 10, "the end of the command")
+    eventually(lambda: not [pid for pid in below if alive(pid)], 30, "the end of the command")

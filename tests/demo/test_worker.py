@@ -194,7 +194,7 @@ def test_a_worker_whose_parent_went_before_it_began_does_nothing(stage: Stage) -
         env=ENVIRONMENT,
         stdin=subprocess.DEVNULL,
         check=False,
-        timeout=30,
+        timeout=90,
     )
     assert process.returncode == PARENT_GONE
 

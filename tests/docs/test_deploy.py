@@ -149,11 +149,11 @@ def test_the_worker_hands_over_at_sigterm(
     port, other = free_ports(2)
     first = start("delays-0", topic, port)
     for probe in probes.values():
-        wait_until(lambda probe=probe: answers(port, probe["httpGet"]["path"]), 60)  # type: ignore[misc]
+        wait_until(lambda probe=probe: answers(port, probe["httpGet"]["path"]), 180)  # type: ignore[misc]
     produce((0, 1))
     wait_until(lambda: len(handled("delays-0")) == 2)
     second = start("delays-1", topic, other)
-    wait_until(lambda: answers(other, "/readyz"), 60)
+    wait_until(lambda: answers(other, "/readyz"), 180)
     first.send_signal(signal.SIGTERM)
     assert first.wait(30) == 0
     produce((0, 1))

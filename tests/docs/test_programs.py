@@ -105,7 +105,7 @@ def test_a_program_of_the_docs_runs(
         return (tmp_path / "out").read_text(errors="replace")
 
     if says:
-        wait_until(lambda: says in said() or process.poll() is not None, 60, f"{name} says {says}")
+        wait_until(lambda: says in said() or process.poll() is not None, 180, f"{name} says {says}")
         assert process.poll() is None, said()
         if name == "handlers.py":
             put_aside = first_dead_letter(broker)

@@ -550,7 +550,8 @@ class Member:
         got: list[FakeMessage] = []
         for consumer in self.consumers:
             if (run := self.granted(consumer)) is not None:
-                got.extend(consumer.delivery.grants.next_granted(run, limit, self.clock()))  # type: ignore[arg-type]
+                run.since = self.clock()
+                got.extend(run.take(limit))  # type: ignore[arg-type]
         self.handled.extend(got)
         return got
 

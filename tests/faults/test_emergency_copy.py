@@ -36,7 +36,7 @@ def test_a_mirror_names_what_it_passes(crew: Crew) -> None:
     publish(crew, topic, ["a", "bad", "b"])
     member, consumer = crew.consumer("a", topic, mirror_offsets=True)
     running = Running(consumer, Handlers("threads", fails_once), retry=QUICK, park=True)
-    wait_until(lambda: [each.first for each in copy(crew, topic).open] == [1], 30, "the mirrored offset")
+    wait_until(lambda: [each.first for each in copy(crew, topic).open] == [1], 90, "the mirrored offset")
     assert (copy(crew, topic).offset, copy(crew, topic).position) == (3, 3)
     member.stop()
     running.ended()
@@ -54,7 +54,7 @@ def test_open_and_parked_messages_reach_the_new_log(crew: Crew, kind: str, tmp_p
     wait_until(lambda: len(admin.open_messages(crew.group)) == 2)
     admin.park(crew.group, [(topic, 0, 3)], reason="later")
     crew.cluster.alter_topic(crew.coordination, {"retention.ms": "86400000"}, 20)
-    wait_until(lambda: len(copy(crew, topic).open) == 2 and copy(crew, topic).position == 6, 30, "the emergency copy")
+    wait_until(lambda: len(copy(crew, topic).open) == 2 and copy(crew, topic).position == 6, 90, "the emergency copy")
     assert copy(crew, topic).offset == 1, "consumers of Kafka's own miss nothing either"
     assert [(each.first, each.reason) for each in copy(crew, topic).open] == [(1, None), (3, "later")]
     [harm] = [each for each in old.health().problems if "harmed" in each]

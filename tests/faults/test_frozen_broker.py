@@ -56,14 +56,14 @@ def test_all_continues_after_each_freeze(scene: Scene, kafka_broker: RunningKafk
     for worker in workers:
         worker.start()
     try:
-        wait_until(lambda: len(moved) == PARTITIONS, 60)
+        wait_until(lambda: len(moved) == PARTITIONS, 180)
         for _ in range(6):
             kafka_broker.pause()
             time.sleep(FROZEN_S)
             kafka_broker.resume()
             back = time.monotonic()
             time.sleep(BETWEEN_S)
-            wait_until(lambda back=back: min(moved.values()) > back, 60, "all partitions go on")  # type: ignore[misc]
+            wait_until(lambda back=back: min(moved.values()) > back, 180, "all partitions go on")  # type: ignore[misc]
     finally:
         ended.set()
         for worker in workers:

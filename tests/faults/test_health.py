@@ -56,7 +56,7 @@ def reports(caplog: pytest.LogCaptureFixture, text: str) -> list[logging.LogReco
 
 def problem(marshal: Marshal, text: str) -> str:
     """Wait until health() reports a problem; returns its sentence."""
-    found: Health = wait_until(lambda: next((h for h in [marshal.health()] if text in str(h)), None), 5)
+    found: Health = wait_until(lambda: next((h for h in [marshal.health()] if text in str(h)), None), 15)
     assert not found.ok
     return next(each for each in found.problems if text in each)
 
@@ -87,7 +87,7 @@ def test_handlers_that_hang_are_reported_until_one_comes_back(marshal: Marshal) 
     assert "it claims nothing until one comes back" in problem(marshal, "within handler_timeout")
     assert not marshal.health().needs_restart
     consumer.poll(0)
-    wait_until(lambda: is_well(marshal), 5)
+    wait_until(lambda: is_well(marshal), 15)
 
 
 @pytest.mark.parametrize("interval_ms", [100, 300])
@@ -101,7 +101,7 @@ def test_a_thread_that_has_nothing_to_do_is_well(interval_ms: int) -> None:
         seen = max(seen, found.turned_ago_ms)
         time.sleep(0.01)
     assert seen > interval_ms
-    wait_until(lambda: made.health().turned_ago_ms < interval_ms, 5)
+    wait_until(lambda: made.health().turned_ago_ms < interval_ms, 15)
     made.close()
 
 

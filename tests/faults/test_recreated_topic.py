@@ -46,7 +46,7 @@ def test_nothing_of_the_new_one_is_given(scene: Scene, kind: str, monkeypatch: p
     # Topics are not polled: the reader must notice it by itself.
     monkeypatch.setattr(member._driver.upkeep.topics, "is_due", lambda now: False)
     recreate(scene, topic)
-    wait_until(lambda: take() and consumer.lost_positions, 30)
+    wait_until(lambda: take() and consumer.lost_positions, 90)
     until = time.monotonic() + 1
     while time.monotonic() < until:
         take()

@@ -132,7 +132,7 @@ def test_a_real_prometheus_scrapes_a_worker_and_answers_every_query(
             found = ask("query", query=query)
             return float(found["result"][0]["value"][1]) if found and found["result"] else None
 
-        wait_until(lambda: value("kafka_marshal_leases") == 2, 60)
+        wait_until(lambda: value("kafka_marshal_leases") == 2, 180)
         assert value("sum(kafka_marshal_processed_messages_total)") == 40
         assert value("sum(messaging_process_duration_seconds_count)") == 40
         for query in [*queries(), *rules()]:

@@ -51,7 +51,7 @@ class Drivers(Places):
     def holds(self, client_id: str) -> None:
         """Let it read a round without writing it."""
         self.gate(client_id).unlink()
-        wait_until(self.gate(client_id).with_suffix(".waiting").exists, 60, f"{client_id} holds a round")
+        wait_until(self.gate(client_id).with_suffix(".waiting").exists, 180, f"{client_id} holds a round")
 
     def close(self) -> None:
         kill_groups(self.processes)
@@ -122,7 +122,7 @@ def check_lag(drivers: Drivers) -> None:
     """`kafka-marshal lag` shows Spark's progress like any worker's."""
     command = [sys.executable, "-m", "kafka_marshal", "lag", "--json"]
     place = ["--bootstrap", drivers.scene.bootstrap, "--topic", drivers.scene.coordination]
-    answer = subprocess.run([*command, *place], capture_output=True, text=True, timeout=60, check=True)
+    answer = subprocess.run([*command, *place], capture_output=True, text=True, timeout=180, check=True)
     rows = [row for row in json.loads(answer.stdout)["partitions"] if row["topic"] == drivers.topic]
     assert [(row["partition"], row["log_end"], row["lag"]) for row in rows] == [
         (partition, MESSAGES, 0) for partition in range(PARTITIONS)

@@ -115,4 +115,4 @@ def test_the_stream_source_continues_when_an_executor_is_lost(cluster: Cluster, 
     assert set(made.count().values()) == {1}
     watcher = scene.member("watcher")
     done = [MESSAGES - 1] * PARTITIONS
-    wait_until(lambda: [lease.stable for lease in watcher.world.leases()] == done, 60, "the log says that it is done")
+    wait_until(lambda: [lease.stable for lease in watcher.world.leases()] == done, 180, "the log says that it is done")

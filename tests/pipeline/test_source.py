@@ -101,7 +101,7 @@ class Stream:
             assert next(asked) % 50 or query.exception() is None, query.exception()
             return event.is_set()
 
-        wait_until(there, 60, "the batch has got there")
+        wait_until(there, 180, "the batch has got there")
 
     def wait_stable(self, last: int, partitions: int, query: StreamingQuery | None = None) -> None:
         """Wait until, by the log, all is done up to last."""
@@ -113,7 +113,7 @@ class Stream:
                 assert query.exception() is None, query.exception()
             return self.stables() == dict.fromkeys(range(partitions), last)
 
-        wait_until(reached, 60, f"{self.stables()}")
+        wait_until(reached, 180, f"{self.stables()}")
 
 
 def everything(partitions: int, messages: int, first: int = 0) -> list[Place]:
@@ -145,7 +145,7 @@ def test_everything_is_read_once_and_committed_through_the_log(scene: Scene, str
     s.wait_stable(109, 3, query)
     assert sorted(s.rows) == everything(3, 110)
     query.stop()
-    wait_until(lambda: set(s.holders().values()) == {None}, 20, "the query's leases are released when it ends")
+    wait_until(lambda: set(s.holders().values()) == {None}, 60, "the query's leases are released when it ends")
 
 
 def test_columns_headers_and_transactions(scene: Scene, stream: Any, spark: SparkSession) -> None:
@@ -216,7 +216,7 @@ def test_when_checkpoint_and_log_disagree_the_log_wins(scene: Scene, stream: Any
     with Admin(scene.bootstrap, topic=scene.coordination).pause(scene.group, expires_in=60) as pause:
         pause.wait_released(timeout=30)
         pause.reposition({(topic, 0): 110, (topic, 1): 115})
-    wait_until(lambda: s.stables() == {0: 109, 1: 114}, 20, "the group is set back")
+    wait_until(lambda: s.stables() == {0: 109, 1: 114}, 60, "the group is set back")
     query = s.start(checkpoint="stale")
     s.wait_stable(119, 2, query)
     assert sorted(s.rows) == [(0, offset) for offset in range(110, 120)] + [(1, offset) for offset in range(115, 120)]
@@ -250,10 +250,10 @@ def test_two_queries_share_the_partitions_and_one_takes_over(scene: Scene, strea
     s = stream(topic)
     before = source_workers()
     one = s.start(checkpoint="one", client_id="one")
-    wait_until(lambda: "one" in s.holders().values(), 60, "the first query holds partitions")
+    wait_until(lambda: "one" in s.holders().values(), 180, "the first query holds partitions")
     [worker] = source_workers() - before
     two = s.start(checkpoint="two", client_id="two")
-    wait_until(lambda: sorted(map(str, s.holders().values())) == ["one"] * 2 + ["two"] * 2, 60, "two each")
+    wait_until(lambda: sorted(map(str, s.holders().values())) == ["one"] * 2 + ["two"] * 2, 180, "two each")
     scene.publish(topic, 4, 20)
     s.wait_stable(39, 4, one)
     # Kill Spark's worker of this query, as the kernel does when memory runs out.
@@ -262,7 +262,7 @@ def test_two_queries_share_the_partitions_and_one_takes_over(scene: Scene, strea
     s.wait_stable(59, 4, two)
     assert set(s.holders().values()) == {"two"}
     assert sorted(set(s.rows)) == everything(4, 60)
-    wait_until(lambda: one.exception() is not None, 30, "the query whose worker is gone says so")
+    wait_until(lambda: one.exception() is not None, 90, "the query whose worker is gone says so")
 
 
 def source_workers() -> set[int]:
@@ -377,7 +377,7 @@ def test_a_batch_whose_lease_was_lost_is_not_committed_though_it_went_well(scene
     lease = scene.member("other").claim(topic, 0, timeout=20)
     os.kill(worker, signal.SIGCONT)
     go_on.set()
-    wait_until(lambda: query.lastProgress is not None, 60, "Spark's batch is over")
+    wait_until(lambda: query.lastProgress is not None, 180, "Spark's batch is over")
     lease.release(3)
     s.wait_stable(9, 1, query)
     assert s.rows == everything(1, 10) + everything(1, 10, 4)
@@ -390,7 +390,7 @@ def test_before_spark_4_2_available_now_delivers_nothing(scene: Scene, stream: A
     s = stream(topic)
     killed = scene.member("query")
     _kept = killed.consumer([topic])
-    wait_until(lambda: s.holders() == {0: "query"}, 20, "it has held the partition")
+    wait_until(lambda: s.holders() == {0: "query"}, 60, "it has held the partition")
     killed.terminate()
     writer = s.frame().writeStream.trigger(availableNow=True).option("checkpointLocation", str(s.folder / "c"))
     query = writer.foreachBatch(s.see).start()

@@ -59,7 +59,7 @@ class Work:
             self.handled += take(consumer, 20)
         assert len(set(self.handled)) == len(self.handled), "something was handed out twice"
 
-    def fails_with(self, error: type[CoordinationTopicError], words: str, timeout_s: float = 30.0) -> None:
+    def fails_with(self, error: type[CoordinationTopicError], words: str, timeout_s: float = 90.0) -> None:
         """Check that every member fails with this error and delivers nothing more."""
 
         def told(consumer: Consumer) -> bool:
@@ -176,7 +176,7 @@ def test_q37_altered_to_create_time_while_members_work(
     side.alter_topic(scene.coordination, {"message.timestamp.type": "LogAppendTime"})
     wait_until(lambda: "the broker's time again" in caplog.text, what="it is told")
     other = work.consumers[1]
-    wait_until(lambda: drained(other) and len(other.assignment()) == 4, 60, "the other has taken over")
+    wait_until(lambda: drained(other) and len(other.assignment()) == 4, 180, "the other has taken over")
     starts(scene, times)
 
 
@@ -296,7 +296,7 @@ def test_compacted_while_members_work(tidy: Scene, times: Times) -> None:
             fill(scene, cp, 0)
         return all(first(cp) > 0 for cp in range(CPS))
 
-    wait_until(holes, 60, "the broker's cleaner has been there")
+    wait_until(holes, 180, "the broker's cleaner has been there")
     # Running members know more than the log does, and continue.
     work.go_on()
     assert encoded(work.members[0]) == before

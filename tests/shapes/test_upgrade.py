@@ -35,7 +35,7 @@ def test_e4_at_an_upgrade_the_fleet_stops_and_says_so(scene: Scene, times: Times
 
     for consumer in consumers:
         with pytest.raises(UpgradeRequiredError, match="level 109, which this release") as caught:
-            wait_until(partial(drop, consumer), 20)
+            wait_until(partial(drop, consumer), 60)
         assert caught.value.level == 109
     with pytest.raises(UpgradeRequiredError, match="level 109"):
         members[0].claim(topic, 0, timeout=5)
@@ -45,7 +45,7 @@ def test_e4_at_an_upgrade_the_fleet_stops_and_says_so(scene: Scene, times: Times
 
     def hears() -> None:
         with pytest.raises(UpgradeRequiredError, match="level 109"):
-            wait_until(partial(drop, told), 20)
+            wait_until(partial(drop, told), 60)
 
     in_time("refused", times, hears)
     assert told.poll(0.1) is None

@@ -92,7 +92,7 @@ class Writer:
 
     def rest(self) -> str:
         """Its last line, once it has ended successfully."""
-        said, _ = self.process.communicate(timeout=60)
+        said, _ = self.process.communicate(timeout=180)
         self.log.seek(0)
         assert self.process.returncode == 0, self.log.read()
         self.log.close()

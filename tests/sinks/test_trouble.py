@@ -56,7 +56,7 @@ def test_a_writer_killed_between_write_and_commit_leaves_nothing(kind: Kind, num
     assert process.stdout is not None
     assert process.stdout.readline() == b"written\n"
     process.send_signal(number)
-    process.communicate(timeout=30)
+    process.communicate(timeout=90)
     sink = kind.sink()
     with sink.transaction("group", [("flights", 0, 9, 9)]) as tx:
         assert tx.last_offset("flights", 0) == -1

@@ -24,7 +24,7 @@ HI = 3_000
 WHO = ("1", "a", "g")
 
 
-def wait_until(met: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+def wait_until(met: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
     until = time.monotonic() + timeout_s
     while not met():
         assert time.monotonic() < until, f"{what}: not within {timeout_s} s"

@@ -203,12 +203,12 @@ def test_who_asks_is_answered_once_it_is_read_around_that_moment(log: Log) -> No
         moment = Moment(log.turns[2][1])
         with pytest.raises(NotReadError, match="it is read around it first"):
             archive.history(moment)
-        found = wait_until(lambda: answering(lambda: archive.history(moment)), 30)
+        found = wait_until(lambda: answering(lambda: archive.history(moment)), 90)
         assert archive.covers(found, moment)
         assert not archive.covers(found, Moment(log.turns[0][1]))
         assert same(found, log.whole, moment)
         cp, offset = 1, log.snapshots[0][1]
-        found = wait_until(lambda: answering(lambda: archive.holding(cp, offset)), 30)
+        found = wait_until(lambda: answering(lambda: archive.holding(cp, offset)), 90)
         assert has(found, cp, offset)
         assert archive.wanted is None, "whoever reads the whole log goes on"
         archive.whole = log.whole

@@ -117,9 +117,9 @@ def is_there(pid: int) -> bool:
 def test_no_process_is_left_after_a_kill(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "never")  # the processes wait for its first byte
     with subprocess.Popen([sys.executable, "-c", _PARENT, str(tmp_path / "never")]) as parent:
-        left = wait_until(lambda: len(found := children(parent.pid)) == 2 and found, 60)
+        left = wait_until(lambda: len(found := children(parent.pid)) == 2 and found, 180)
         parent.send_signal(signal.SIGKILL)
-    wait_until(lambda: not any(map(is_there, left)), 60)
+    wait_until(lambda: not any(map(is_there, left)), 180)
 
 
 def test_reading_ends_where_it_is_asked_to(path: Path) -> None:

@@ -87,7 +87,7 @@ def served(kafka: Command, append: Append, data: str) -> Iterator[Served]:
         assert process.stdout is not None
         url, _, token = json.loads(process.stdout.readline())["url"].partition("#token=")
         found = Served(process, url, token)
-        wait_until(lambda: found.ask("log")["complete"] and found.ask("log")["groups"] == ["g"], 30)
+        wait_until(lambda: found.ask("log")["complete"] and found.ask("log")["groups"] == ["g"], 90)
         yield found
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
@@ -135,7 +135,7 @@ def evict_in_the_page(browser: Browser, served: Served, data: str) -> None:
 def test_the_live_state_events_and_steering(
     served: Served, append: Append, data: str, browser: Browser, kafka: Command
 ) -> None:
-    state = wait_until(lambda: (found := served.ask("state?group=g"))["live"] and found, 30)
+    state = wait_until(lambda: (found := served.ask("state?group=g"))["live"] and found, 90)
     (topic,) = state["topics"]
     assert [(each["client"], each["where"], each["held"]) for each in state["members"]] == [
         ("worker-1", "host-1:11", 2)
@@ -167,12 +167,12 @@ def test_the_live_state_events_and_steering(
     def jobs() -> Any:
         return get(f"{served.url}api/jobs", X_Kafka_Marshal_Token=served.token).json["jobs"]
 
-    wait_until(lambda: jobs()[0]["status"] is not None, 30)
+    wait_until(lambda: jobs()[0]["status"] is not None, 90)
     assert (jobs()[0]["id"], jobs()[0]["status"]) == (job["id"], 1)
     assert "is free already" in "\n".join(jobs()[0]["lines"])
 
     evict_in_the_page(browser, served, data)
-    wait_until(lambda: served.ask("state?group=g")["topics"][0]["owners"] == [-1, -1, 0], 30)
+    wait_until(lambda: served.ask("state?group=g")["topics"][0]["owners"] == [-1, -1, 0], 90)
     past = served.ask(f"partition?group=g&topic={data}&partition=1")
     assert [each["client"] for each in past["spans"]] == ["worker-1", None]
     assert past["spans"][0]["ended"].startswith("evicted by admin-")
@@ -188,7 +188,7 @@ def test_a_message_that_was_set_aside_is_redriven_or_discarded_in_the_page(
     epoch = append(ClaimingPartition(*B, data, 2, LONG_MS))
     parked = tuple((offset, 7, 5, "ValueError") for offset in (0, 1))
     append(SettlingMessages(*B, data, 2, epoch, 2**40, parked=parked))
-    wait_until(lambda: served.ask(f"sharing?group=g&topic={data}&partition=2").get("messages"), 30)
+    wait_until(lambda: served.ask(f"sharing?group=g&topic={data}&partition=2").get("messages"), 90)
     page = browser.new_page()
     page.set_default_timeout(30_000)
     page.goto(f"{served.url}#group=g&p={data}:2&token={served.token}")
@@ -223,7 +223,7 @@ def test_a_restart_reads_only_what_is_new(kafka: Command, append: Append, data: 
         with start(*kafka.before, "ui", "--port", "0", "--json", "--index", str(tmp_path / "index")) as process:
             assert process.stdout is not None
             url = json.loads(process.stdout.readline())["url"]
-            wait_until(lambda: get(f"{url}api/log").json["complete"], 30)
+            wait_until(lambda: get(f"{url}api/log").json["complete"], 90)
             found = get(f"{url}api/log").json, get(f"{url}api/events?group=g&at={2**50}").json
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 0
@@ -255,7 +255,7 @@ def test_a_log_in_kafka_is_folded_side_by_side(
         source = Source(log_topic, 10.0, lambda: (kafka_bootstrap, {}))
         thread = threading.Thread(target=read_kafka, args=(archive, source, stop))
         thread.start()
-        wait_until(lambda: archive.complete, 60)
+        wait_until(lambda: archive.complete, 180)
         stop.set()
         thread.join()
         assert archive.problem == ""

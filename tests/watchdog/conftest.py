@@ -99,7 +99,7 @@ class Worker:
             found = self.do("look")
             return found["pid"] if found["ready"] and found["pid"] != other_than else None
 
-        pid: int = wait_until(look, 30, "the watchdog is ready")
+        pid: int = wait_until(look, 90, "the watchdog is ready")
         self.watchdogs.append(pid)
         return pid
 

@@ -44,7 +44,7 @@ class Program:
 
     def hear(self) -> dict[str, Any]:
         """What it says next."""
-        packet = wait_until(lambda: self.pipe.receive(10_000), 20, "the watchdog says something")
+        packet = wait_until(lambda: self.pipe.receive(10_000), 60, "the watchdog says something")
         found: dict[str, Any] = json.loads(packet)
         return found
 

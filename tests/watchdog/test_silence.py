@@ -44,7 +44,7 @@ def test_an_exec_is_no_death(watched: Watched) -> None:
     worker.do("claim", [0])
     worker.order("exec", ["sleep", "600"])
     watched.taken_over()
-    wait_until(lambda: not is_running(watchdog), 20, "it has outlived its work")
+    wait_until(lambda: not is_running(watchdog), 60, "it has outlived its work")
     assert worker.process.poll() is None
     assert watched.releases == []
 
@@ -56,7 +56,7 @@ def test_children_that_were_forked_may_handle_messages_on(watched: Watched) -> N
     child = worker.fork()
     worker.kill()
     watched.taken_over()
-    wait_until(lambda: not is_running(watchdog), 20, "it has outlived its work")
+    wait_until(lambda: not is_running(watchdog), 60, "it has outlived its work")
     assert is_running(child)
     assert watched.releases == []
 
@@ -85,7 +85,7 @@ def test_a_daemon_that_forked_away_holds_the_pipe(watched: Watched) -> None:
     worker.children.append(daemon)
     assert worker.process.wait(20) == 0
     watched.taken_over()
-    wait_until(lambda: not is_running(watchdog), 20, "it has outlived its work")
+    wait_until(lambda: not is_running(watchdog), 60, "it has outlived its work")
     assert is_running(daemon)
     assert watched.releases == []
 

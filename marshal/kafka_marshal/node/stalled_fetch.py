@@ -51,10 +51,8 @@ class FetchMonitor(Generic[K]):
         self.next: dict[K, int] = {}
         #: By partition whose next record is known to be in the log: since when, or since anything arrived.
         self._owed: dict[K, float] = {}
-        #: By partition: the end of what is known to be in the log.
-        self._known: dict[K, int] = {}
-        #: By partition: when a broker last reported what it holds.
-        self._heard_at: dict[K, float] = {}
+        #: By partition: the end of what is known to be in the log, and when a broker last said so.
+        self._known: dict[K, tuple[int, float]] = {}
         #: By partition: when to ask its leader.
         self._ask_at: dict[K, float] = {}
         self._is_asking = False
@@ -82,7 +80,7 @@ class FetchMonitor(Generic[K]):
     def end(self, keys: Iterable[K]) -> None:
         """These partitions are not read any more."""
         for key in keys:
-            for known in (self.next, self._ask_at, self._owed, self._known, self._heard_at, self._stalled, self._tries):
+            for known in (self.next, self._ask_at, self._owed, self._known, self._stalled, self._tries):
                 known.pop(key, None)
             self._new.discard(key)
 
@@ -91,8 +89,7 @@ class FetchMonitor(Generic[K]):
     def knows(self, key: K, offset: int) -> None:
         """A broker reported that the log holds a record at this offset (any thread)."""
         if offset >= self.next.get(key, inf):
-            self._heard_at[key] = self._monotonic()
-            self._known[key] = max(offset + 1, self._known.get(key, 0))
+            self._known[key] = max(offset + 1, self._end(key)), self._monotonic()
             self._owed.setdefault(key, self._monotonic())
 
     def _ask(self, keys: list[K]) -> None:
@@ -119,11 +116,7 @@ class FetchMonitor(Generic[K]):
         if now < self._look_at or self._is_asking:
             return
         self._look_at = now + LOOK_EVERY_S
-        due = [
-            key
-            for key, at in list(self._ask_at.items())
-            if (now >= at if key not in self._owed else self._is_late(key) and not self._is_proven(key))
-        ]
+        due = [key for key, at in list(self._ask_at.items()) if self._is_due(key, at, now)]
         if due:
             self._is_asking = True
             self._ask_at.update(dict.fromkeys(due, now + QUIET_S))
@@ -144,7 +137,7 @@ class FetchMonitor(Generic[K]):
         self._new.discard(key)
         self._ask_at[key] = self._read_at + QUIET_S
         if self._owed:
-            if position >= self._known.get(key, 0):
+            if position >= self._end(key):
                 self._owed.pop(key, None)
             elif key in self._owed:
                 self._owed[key] = self._read_at
@@ -177,20 +170,21 @@ class FetchMonitor(Generic[K]):
         """Partitions from which nothing arrives though the log holds more; they count as stalled once ``tried``."""
         if not self._owed:
             return []
-        for key in [key for key in list(self._owed) if self.next.get(key, inf) >= self._known.get(key, 0)]:
+        for key in [key for key in list(self._owed) if self.next.get(key, inf) >= self._end(key)]:
             self._owed.pop(key, None)  # it arrived while another thread reported it
-        return [key for key in list(self._owed) if self._is_late(key) and self._is_proven(key)]
+        return [key for key in list(self._owed) if self._late_at(key) <= min(self._read_at, self._known[key][1])]
 
-    def _is_late(self, key: K) -> bool:
-        return self._read_at >= self._owed.get(key, inf) + self._wait_s(key)
+    def _end(self, key: K) -> int:
+        return self._known.get(key, (0, 0.0))[0]
 
-    def _is_proven(self, key: K) -> bool:
-        """Whether a broker has answered since the record was late: before, it may have been away."""
-        return self._heard_at.get(key, -inf) >= self._owed.get(key, inf) + self._wait_s(key)
-
-    def _wait_s(self, key: K) -> float:
+    def _late_at(self, key: K) -> float:
         wait_s = self.patience_s * WAITS[min(self._tries.get(key, 0), len(WAITS) - 1)]
-        return max(wait_s, LONGEST_PATIENCE_S) if key in self._new else wait_s
+        return self._owed.get(key, inf) + (max(wait_s, LONGEST_PATIENCE_S) if key in self._new else wait_s)
+
+    def _is_due(self, key: K, at: float, now: float) -> bool:
+        """Whether to ask a leader: of what is late, whether it answers at all; before that, it may have been away."""
+        late_at = self._late_at(key)
+        return now >= at if late_at == inf else self._known[key][1] < late_at <= now
 
     def tries(self, keys: Iterable[K]) -> int:
         """The largest number of repairs tried for one of these."""
@@ -209,7 +203,7 @@ class FetchMonitor(Generic[K]):
     def what(self, keys: Collection[K]) -> str:
         """What does not arrive, for people."""
         since = [self._stalled.get(key, self._owed.get(key, self._read_at)) for key in keys]
-        where = ", ".join(f"{_name(key)} at offset {self.next.get(key)} of {self._known.get(key, 0)}" for key in keys)
+        where = ", ".join(f"{_name(key)} at offset {self.next.get(key)} of {self._end(key)}" for key in keys)
         return (
             f"{self._whose} gets nothing more though the log holds more: {where}, for "
             f"{self._monotonic() - min(since):.1f} s"

@@ -14,6 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from confluent_kafka import Producer
 
@@ -296,7 +297,7 @@ class Campaign:
 
     def _tools(self, group: Group, parked: Iterable[OpenMessage]) -> list[str]:
         """What the command says that is not so."""
-        status = self.command("status", "--group", group.name)["groups"][0]
+        status: Any = self.command("status", "--group", group.name)["groups"][0]
         lag = self.command("lag", "--group", group.name)
         wanted = {"parked": len(list(parked)), "open_messages": 0, "lag": 0, "stuck": 0}
         said = {name: status[name] for name in wanted}

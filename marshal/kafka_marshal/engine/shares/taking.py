@@ -76,6 +76,8 @@ class Taking:
         #: The share whose take is in flight, and when it was sent (own clock, ms).
         self.asked: tuple[Taker, float] | None = None
         self._taken_at = -inf
+        #: When the last probe began (own clock, ms), and by partition up to how many messages it takes.
+        self._probed_at, self._probe_to = -inf, dict[Key, int]()
         #: What takes gave: a batch that no member had, one that some had, nothing.
         self.given: dict[str, int] = {"new": 0, "again": 0, "nothing": 0}
         #: What was free when a wait was drawn, and until when (own clock, ms) it lasts.
@@ -152,12 +154,15 @@ class Taking:
         Each batch is as large as all before it: a burst of bad messages is passed soon, and an outage takes few.
         """
         in_hand = {share.key: sum(each.size for each in share.desk.given.values()) for share in shares}
-        probe_at = self._taken_at + PROBE_MS
-        fit = [x for x in shares if not in_hand[x.key] or (now >= probe_at and in_hand[x.key] < MOST_FAILING)]
+        if now >= self._probed_at + PROBE_MS:
+            self._probed_at, self._probe_to = now, {key: 1 + 2 * messages for key, messages in in_hand.items()}
+        most = {key: self._probe_to.get(key, 1) for key in in_hand}
+        fit = [x for x in shares if in_hand[x.key] < min(most[x.key], MOST_FAILING)]
         if (found := self._most_free(fit, now)) is None:
-            return probe_at if now < probe_at else inf
+            return self._probed_at + PROBE_MS
         share = found[0]
-        self._take(share, min(self.pace.max_messages, 1 + in_hand[share.key]), now)
+        # What was redriven comes one by one: a probe of that is many takes.
+        self._take(share, min(self.pace.max_messages, most[share.key] - in_hand[share.key]), now)
         return now + self._again_ms
 
     def _take(self, share: Taker, messages: int, now: float) -> None:
@@ -176,11 +181,12 @@ class Taking:
         self.news_at = max(1, left // 4)
         if not left:
             return now
-        began = [each.begun_at for each in given if each.begun_at is not None]
-        if len(began) < len(given) or sum(each.is_alone for each in given) > failing:
-            return inf
-        if self._work.are_all_failing:
+        is_alone = sum(each.is_alone for each in given) > failing
+        if self._work.are_all_failing and not is_alone:
             return now
+        began = [each.begun_at for each in given if each.begun_at is not None]
+        if len(began) < len(given) or is_alone:
+            return inf
         half = max(each.size for each in given) / 2 if given else 0.0
         handlers = self._work.handlers
         if left < max(half, handlers):  # no handler is free while others wait, or hang

@@ -12,7 +12,6 @@ from kafka_marshal.engine.work.assignment import Assignment, Grant, Mover, Run, 
 from kafka_marshal.engine.work.in_lanes import InLanes
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.settling import Entries
-from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
 from rationalizer import codes
 
@@ -225,13 +224,6 @@ class Grants:
         elif run.recalled:
             run.resume()
         return run.handed_out < len(run.messages)
-
-    def next_granted(self, run: Run, max_messages: int, now: float) -> list[Message]:
-        """The next messages of the granted run; none if it has ended or waits by now."""
-        if self.granted is not run:
-            return []
-        run.since = now
-        return run.take(max_messages)
 
     def finish_granted(self, now: float) -> None:
         """End the granted run: it was handed out to its end, or no more of it will be."""

@@ -379,7 +379,7 @@ class Lanes:
                     continue
                 offset = offset_of(lane.message)
                 begun = lane.before + lane.number - 1
-                if ends if lane.running else begun > partition.tried.get(offset, 0):
+                if ends if lane.running else begun > lane.partition.tried.get(offset, 0):
                     found.append((offset, begun if most is None else min(begun, most), lane.message))
                 elif offset == blocking:
                     found.append((offset, lane.before + lane.number, lane.message))

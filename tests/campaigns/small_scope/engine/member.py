@@ -468,7 +468,8 @@ def _taken_at_most_once(live: _Live, now: int) -> Moved | None:
         came = 0
         match step:
             case Take(run):
-                (message,) = grants.next_granted(run, 1, now)
+                run.since = now
+                (message,) = run.take(1)
                 message = MESSAGES[message.partition() or 0, message.offset() or 0]
                 return _handed_out(live, message, run.assignment.epoch, now)
             case AwaitGrant(grant) if grant.is_answered:
