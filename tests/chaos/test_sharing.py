@@ -12,7 +12,7 @@ pytestmark = pytest.mark.flaky(reruns=0)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_no_message_is_lost_and_each_is_in_one_hand_at_a_time(kafka_broker: RunningKafka) -> None:
     options = Options(
         messages=4_000,
@@ -25,9 +25,9 @@ def test_no_message_is_lost_and_each_is_in_one_hand_at_a_time(kafka_broker: Runn
         stop_every_s=3.0,
         operator_every_s=2.0,
         poisons=1,
-        most_s=20.0,
+        most_s=120.0,
     )
     result = run_campaign(options, kafka_broker)
     assert result.violations == [], result.folder
-    assert result.counts["kills"] >= 1  # on a busy machine workers take seconds to start
+    assert result.counts["kills"] >= 3
     assert result.counts["handled"] >= options.messages

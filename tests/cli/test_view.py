@@ -438,6 +438,10 @@ def test_a_key_that_hangs_is_a_problem_though_the_others_continue() -> None:
         "t 0: held back at offset 90 for 30 s by key k7. See w's log. If its handler hangs: kafka-marshal evict g "
         "--member w --force (what it has in hand is repeated)"
     )
+    failing = replace(stuck, open=(hole(92),))
+    (problem,) = problems_of(GroupRow("g", held_back(failing, p0=50_000)))
+    assert "wait for their next try" in problem.text
+    assert "evict g" not in problem.text, "its handlers fail; none hangs"
     assert kinds(*held_back(replace(stuck, stable_ms=9_000), p0=50_000)) == []
     assert kinds(*held_back(held(0, ranges=((95, 97),), stable_ms=60_000, waiting_ms=None), p0=50_000)) == [
         "stuck_key",

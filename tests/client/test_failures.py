@@ -70,6 +70,10 @@ def test_the_first_of_each_kind_has_its_traceback_and_then_they_are_counted(
     assert line.startswith("WARNING: 500 more failure(s) of handlers in 60 s: KeyError at ")
     said.failures.look(said.now + 10 * EVERY_MS)
     assert said.lines() == []
+    said.now += 10 * EVERY_MS
+    said.fail(KeyError("again"))
+    (line,) = said.lines()
+    assert "the handler failed: KeyError: 'again'" in line, "after quiet minutes it is said in full"
     said.fail(KeyError("again"))
     said.failures.end()
     (line,) = said.lines()

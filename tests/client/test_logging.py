@@ -131,7 +131,7 @@ def test_an_outage_is_reported_from_end_to_end(events: Events, caplog: pytest.Lo
     events.heard(14_200.0)
     events.write()
     [line] = caplog.records
-    assert (line.levelname, line.event, line.seconds) == ("INFO", "kafka_back", 12.0)  # type: ignore[attr-defined]
+    assert (line.levelname, line.event, line.seconds) == ("WARNING", "kafka_back", 12.0)  # type: ignore[attr-defined]
 
 
 def test_a_handler_that_raises_stops_nothing(events: Events, caplog: pytest.LogCaptureFixture) -> None:

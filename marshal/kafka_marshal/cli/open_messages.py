@@ -310,8 +310,8 @@ def discard(
         planned = admin.discard(group, **wish, dry_run=True)
         if dry_run or not planned.messages:
             return _report(options, planned, dry_run)
-        amount = count(len(planned.messages), "message")
-        if not ask(f"Discard {amount} of group {group}? No worker gets {_them(planned)} again.", yes):
+        amount, them = count(len(planned.messages), "message"), "it" if len(planned.messages) == 1 else "them"
+        if not ask(f"Discard {amount} of group {group}? No worker gets {them} again.", yes):
             note(options, _NOT_DONE)
             return NO
         options.if_interrupted = "Some may be discarded; the same command continues with the rest."
@@ -379,10 +379,6 @@ def open_text(move: Move) -> str:
     if closed:
         text += f"; {count(closed, 'open message counts', 'open messages count')} as done"
     return text + (f"; {len(move.parked):,} set aside stay so" if move.parked else "")
-
-
-def _them(done: Settled) -> str:
-    return "it" if len(done.messages) == 1 else "them"
 
 
 def _report(options: Options, done: Settled, dry_run: bool) -> int:

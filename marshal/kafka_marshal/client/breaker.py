@@ -96,8 +96,21 @@ def done_elsewhere(consumer: ConsumerEngine) -> dict[Key, tuple[int, int]]:
     return found
 
 
-def has_succeeded(before: dict[Key, tuple[int, int]], now: dict[Key, tuple[int, int]]) -> bool:
-    """Whether messages were done, and not only passed: markers and gaps are, beside messages that were opened."""
-    pairs = [(before[key], now[key]) for key in before.keys() & now.keys()]
-    done = sum(new[0] - old[0] for old, new in pairs)
-    return done > 2 * max(0, sum(new[1] - old[1] for old, new in pairs))
+class Elsewhere:
+    """Whether other members have done messages, and not only passed them: markers and gaps are, beside opened ones.
+
+    The first that they report of a partition they may have done before nothing succeeded here: it does not count.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[Key, tuple[int, int]] = {}
+        self._reported: set[Key] = set()
+
+    def has_succeeded(self, now: dict[Key, tuple[int, int]]) -> bool:
+        """now: of ``done_elsewhere``; empty: something succeeds here."""
+        before, self._before = self._before, now
+        pairs = [(before[key], now[key]) for key in self._reported & now.keys()]
+        both = before.keys() & now.keys()
+        self._reported = {key for key in both if key in self._reported or before[key] != now[key]}
+        done = sum(new[0] - old[0] for old, new in pairs)
+        return done > 2 * max(0, sum(new[1] - old[1] for old, new in pairs))

@@ -66,7 +66,7 @@ class Failures:
             if kind not in self._kinds and len(self._kinds) >= MOST_KINDS:
                 kind = None
             known = self._kinds.get(kind)
-            if known is not None:
+            if known is not None and (known.count or now < known.said_at + 2 * EVERY_MS):  # else it is news again
                 known.count += 1
                 self._next_look = min(self._next_look, known.said_at + EVERY_MS)
                 return

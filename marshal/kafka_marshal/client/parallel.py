@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from kafka_marshal.client.breaker import FAILING, SAID_AFTER_MS, done_elsewhere, has_succeeded
+from kafka_marshal.client.breaker import FAILING, SAID_AFTER_MS, Elsewhere, done_elsewhere
 from kafka_marshal.client.committing import Committers
 from kafka_marshal.client.dead_letter_topic import check_topic
 from kafka_marshal.client.dead_letter_writer import DeadLetterWriter
@@ -39,7 +39,6 @@ from kafka_marshal.engine.work.lanes import HELD_BACK_MS, Lanes
 from kafka_marshal.engine.work.pull import Fetch, Pull, Take, Wait, Wanted
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.logs import log
-from kafka_marshal.types import Key
 
 #: A message of which this many tries have begun, and none has ended, is set aside (or more, as ``Retry`` says).
 MAX_DELIVERIES = 5
@@ -125,7 +124,7 @@ class Runner:
         self._told: set[tuple[str, int]] = set()
         self._has_said_failing = False
         #: While nothing succeeds here: what other members had done.
-        self._elsewhere: dict[Key, tuple[int, int]] = {}
+        self._elsewhere = Elsewhere()
 
     def _prepare_transactions(self, dead_letters: str | None) -> None:
         tries, consumer, letters = self._tries, self._consumer, None
@@ -246,9 +245,8 @@ class Runner:
 
     def _look_at_failures(self, now: float) -> None:
         """While nothing succeeds here: whether it does at other members; and say so (the driver's lock is held)."""
-        lanes, before = self._lanes, self._elsewhere
-        self._elsewhere = {} if lanes.pace_ms is None else done_elsewhere(self._consumer._engine)
-        if has_succeeded(before, self._elsewhere):
+        lanes = self._lanes
+        if self._elsewhere.has_succeeded({} if lanes.pace_ms is None else done_elsewhere(self._consumer._engine)):
             self._tries.succeeded()
         is_failing = lanes.pace_ms is not None and now >= lanes.failing_since + SAID_AFTER_MS
         if is_failing is not self._has_said_failing:

@@ -79,7 +79,7 @@ class Events:
         if self._is_away:
             self._is_away = False
             seconds = round(silent_ms / 1000, 1)
-            self._add_last(logging.INFO, Event.KAFKA_BACK, f"Kafka is back after {seconds:g} s", seconds=seconds)
+            self._add_last(logging.WARNING, Event.KAFKA_BACK, f"Kafka is back after {seconds:g} s", seconds=seconds)
 
     @property
     def is_away(self) -> bool:

@@ -244,16 +244,13 @@ def _unheld_text(group: GroupRow, free: list[LeaseRow]) -> str:
         text += f", {count(waiting, 'message')} waiting"
     if group.members:
         return text
-    text += f". No worker holds anything of the group{_heard(group.idle)}. {_last_seen(group)}"
+    seen = span_text(group.silent_ms, group.silent_at_least)
+    text += f". No worker holds anything of the group{_heard(group.idle)}. Last seen {seen} ago"
     if not group.living and group.all_silent is None:
         text += ". Start its workers: they continue at its positions"
     if group.silent_ms > DAY_MS:
         text += f". If it is over: kafka-marshal forget-group {shlex.quote(group.group)} (its positions are lost then)"
     return text
-
-
-def _last_seen(group: GroupRow) -> str:
-    return f"Last seen {span_text(group.silent_ms, group.silent_at_least)} ago"
 
 
 def _unsaved(group: GroupRow) -> Iterator[Problem]:
@@ -306,11 +303,12 @@ def _held_back(group: GroupRow, old: Iterable[Problem]) -> Iterator[Problem]:
     hidden = {id(row) for problem in (*old, *_full(group)) for row in problem.partitions}
     for row in group.leases:
         if row.held_back and id(row) not in hidden:
-            text = (
-                f"{places([row])}: {row.held_back}. See {row.client}'s log. If its handler hangs: kafka-marshal evict "
+            text = f"{places([row])}: {row.held_back}. See {row.client}'s log"
+            name, member = shlex.quote(group.group), shlex.quote(row.client or "")
+            advice = (
+                f". If its handler hangs: kafka-marshal evict {name} --member {member} --force ({_repeated(group)})"
             )
-            text += f"{shlex.quote(group.group)} --member {shlex.quote(row.client or '')} --force "
-            text += f"({_repeated(group)}){_waiting(group, [row])}"
+            text += _waiting(group, [row]) or advice
             yield Problem(group.group, "stuck_key", text, 1, [row])
 
 
@@ -325,9 +323,9 @@ def _waiting(group: GroupRow, rows: Iterable[LeaseRow]) -> str:
     if not any(each.holder is None and not each.is_parked for row in rows for each in row.open):
         return ""
     return (
-        ". Messages of it are open that no member has: tried before, or left by a member that lost them; their keys "
-        f"wait for them. kafka-marshal open-messages {shlex.quote(group.group)} lists them, and says how to set one "
-        "aside"
+        ". Messages of it were tried before, and wait for their next try; their keys wait for them. If they fail, its "
+        "holder's log says why, and an eviction moves that to another member. kafka-marshal open-messages "
+        f"{shlex.quote(group.group)} lists them, and says how to set one aside"
     )
 
 

@@ -187,10 +187,6 @@ def _join(record: JoinGroup) -> str:
     return f"{verb} for {topics}: {record.strategy}, session {span(record.session_timeout_ms)}{share}"
 
 
-def _group_beat(record: GroupHeartbeat) -> str:
-    return f"beats, knows generation {record.generation}"
-
-
 def _leave(record: LeaveGroup) -> str:
     return f"leaves the group, knows generation {record.generation}"
 
@@ -282,7 +278,7 @@ _WORDS: dict[type[Record], Callable[..., str]] = {
     CommitRanges: _commit,
     ForgetGroup: _forget,
     JoinGroup: _join,
-    GroupHeartbeat: _group_beat,
+    GroupHeartbeat: lambda record: f"beats, knows generation {record.generation}",
     LeaveGroup: _leave,
     CommitOffsets: _offsets,
     TopicsChanged: _topics,

@@ -32,7 +32,8 @@ def sharing(group: GroupRow, holdings: Sequence[Holding], place: tuple[str, int]
     rows = [row for row in group.leases if (row.topic, row.partition) == place]
     holes = [each.hole for each in holdings if each.key == place]
     by_batches = any(row.sharers for row in rows)
-    mode = "batches" if by_batches else "whole" if all(_is_whole(row) for row in rows) else "keys"
+    is_whole = all(row.lo == 0 and row.hi == MAX_KEY_HASH for row in rows)
+    mode = "batches" if by_batches else "whole" if is_whole else "keys"
     if by_batches:
         sharers = [_by_batches(each, row, holes, now_ms) for row in rows for each in row.sharers]
     else:
@@ -57,10 +58,6 @@ def sharer_state(sharer: Sharer, row: LeaseRow, now_ms: int) -> str:
     """Its freshness by the broker's clock, in the words of `status`."""
     silence_ms = max(0, now_ms - sharer.last_beat)
     return replace(row, silence_ms=silence_ms, heartbeat_interval_ms=sharer.heartbeat_interval_ms).state
-
-
-def _is_whole(row: LeaseRow) -> bool:
-    return row.lo == 0 and row.hi == MAX_KEY_HASH
 
 
 def _by_batches(sharer: Sharer, row: LeaseRow, holes: Sequence[Hole], now_ms: int) -> dict[str, Any]:

@@ -240,7 +240,7 @@ class Troubles:
         return KafkaError(error.code(), text, fatal=error.fatal(), retriable=error.retriable())
 
     def _with_reason(self, text: str) -> str:
-        return f"{text} ({self._last[1].str()})" if self._last else text
+        return text if (last := self.recent()) is None else f"{text} ({last.str()})"
 
     def take_faults(self) -> list[tuple[FaultKind, str]]:
         """Faults of the whole client since the last call."""

@@ -214,7 +214,7 @@ class Settling:
         shown: bool | None = True
         for low, high, hole in parts:
             if hole is None:
-                is_passed = all(_has_passed(progress, each, request.key_hash) for each in {low, high})
+                is_passed = all(progress.has_passed(each, request.key_hash) for each in {low, high})
                 answer = (request.kind is Kind.DONE) if is_passed else None
             elif hole.owner != self.owner:
                 answer = False
@@ -246,7 +246,3 @@ class Settling:
 
 def _first_of(request: Request) -> int:
     return request.first
-
-
-def _has_passed(progress: Progress, offset: int, key_hash: int | None) -> bool:
-    return progress.has_passed(offset, key_hash)
