@@ -12,7 +12,7 @@ pytestmark = pytest.mark.flaky(reruns=0)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_nothing_is_lost_twice_at_work_or_out_of_order_when_the_mode_of_a_group_changes(
     kafka_broker: RunningKafka,
 ) -> None:

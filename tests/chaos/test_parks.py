@@ -12,7 +12,7 @@ pytestmark = pytest.mark.flaky(reruns=0)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_each_message_is_handled_in_order_or_set_aside_and_redriven(kafka_broker: RunningKafka) -> None:
     options = Options(
         seconds=6.0,

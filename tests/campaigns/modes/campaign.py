@@ -312,7 +312,7 @@ class _Campaign:
     def clear(self) -> None:
         """If it is stuck: a worker that holds all whole until nothing of the old mode is left."""
         with suppress(AssertionError):
-            self.moves(4.0, save=False)
+            self.moves(20.0, save=False)
             return
         self.counts["cleared"] += 1
         self.command("check")
