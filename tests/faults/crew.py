@@ -33,7 +33,7 @@ WAYS: tuple[tuple[str, ...], ...] = (
 )
 
 #: Time-out of a whole test.
-WITHIN_S = 60.0
+WITHIN_S = 180.0
 
 
 class Crew:
@@ -178,7 +178,7 @@ def share(ways: Sequence[str], delivery: Delivery) -> None:
         if is_fed:
             threading.Thread(target=_feed, args=(cluster, messages), name="feed", daemon=True).start()
         expected = {(partition, offset) for partition in range(PARTITIONS) for offset in range(messages)}
-        crew = Crew(consumer, expected, quiet_s=3.0)
+        crew = Crew(consumer, expected, quiet_s=15.0)
         run_within(WITHIN_S, lambda: crew.work(ways), "the threads' work")
         assert crew.is_complete, f"only in unprocessed, or nowhere: {offsets(crew.missing)}"
         crew.check(marshal, TOPIC, PARTITIONS, at_most_once=delivery == "at-most-once")

@@ -38,7 +38,7 @@ def alarms(
         messages=messages,
         seed=seed,
         longest_s=longest_s,
-        quiet_s=2.0 if at_most_once else 6.0,
+        quiet_s=6.0 if at_most_once else 20.0,
         options=options,
         hangs_s=within_s,
         quiet=True,

@@ -32,7 +32,7 @@ def test_threads_share_a_consumer_of_a_broker(scene: Scene, threads: int, delive
     marshal = scene.member("a")
     consumer = marshal.consumer([topic], delivery=delivery, batch_size=200)
     expected = {(partition, offset) for partition in range(2) for offset in range(messages)}
-    crew = Crew(consumer, expected, quiet_s=4.0)
+    crew = Crew(consumer, expected, quiet_s=20.0)
     run_within(WITHIN_S, lambda: crew.work(["poll"] * threads), "the threads' work")
     crew.check(marshal, topic, 2, at_most_once=delivery == "at-most-once")
 
