@@ -73,6 +73,14 @@ def test_what_is_known_to_be_in_the_log_and_does_not_come_has_it_opened_again(
     tail.close()
 
 
+def test_a_log_that_has_lost_what_it_had_is_read_again_from_there(
+    memory: MemoryCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    tail = MonitoredTail(memory, "log", {0: 0, 1: 0}, {1: 1})
+    TailLog(tail).until(lambda: told(caplog), "it is not waited for for ever")
+    tail.close()
+
+
 def test_where_no_client_gets_it_the_reader_ends(memory: MemoryCluster, caplog: pytest.LogCaptureFixture) -> None:
     stuck(memory, lambda tails, restarts: True)
     tail = MonitoredTail(memory, "log", {0: 0, 1: 0}, {1: 1})

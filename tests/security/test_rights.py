@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
@@ -159,6 +160,11 @@ def trial(secured: Secured, command: Command, tmp_path: Path) -> Try:
         path = tmp_path / "client.properties"
         path.write_text("".join(f"{name}={value}\n" for name, value in login(case.user).items()))
         names = names_of(case)
+        if names["__marshal"] != "__marshal":  # of an earlier try of this test
+            admin = AdminClient({**login("root"), "bootstrap.servers": secured.bootstrap})
+            found = {names["__marshal"], names["__marshal_snapshots"]} & admin.list_topics(timeout=30).topics.keys()
+            for deleted in admin.delete_topics(sorted(found)).values() if found else ():
+                deleted.result(30)
         prepare(case.role, secured.cluster, secured.bootstrap, names["__marshal"])
         return Trial(secured.bootstrap, case.user, names, command, str(path), secured.cluster)
 

@@ -96,6 +96,10 @@ class FetchMonitor(Generic[K]):
         """Ask the leaders where these end (*blocking*, on a separate thread)."""
         try:
             for key, end in self._leaders(keys).items():
+                if (
+                    key in self._owed
+                ):  # also where the log holds less than was known: the reader is not to wait for ever
+                    self._known[key] = self._end(key), self._monotonic()
                 self.knows(key, end - 1)
         except MarshalError as error:  # asked again; an unreachable broker is reported elsewhere
             now = self._monotonic()

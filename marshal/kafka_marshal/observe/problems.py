@@ -323,9 +323,9 @@ def _waiting(group: GroupRow, rows: Iterable[LeaseRow]) -> str:
     if not any(each.holder is None and not each.is_parked for row in rows for each in row.open):
         return ""
     return (
-        ". Messages of it were tried before, and wait for their next try; their keys wait for them. If they fail, its "
-        "holder's log says why, and an eviction moves that to another member. kafka-marshal open-messages "
-        f"{shlex.quote(group.group)} lists them, and says how to set one aside"
+        ". Messages of it, tried before or left by a member that lost them, wait for their next try; their keys wait, "
+        "too. If they fail, its holder's log says why, and an eviction moves that elsewhere. kafka-marshal "
+        f"open-messages {shlex.quote(group.group)} lists them, and says how to set one aside"
     )
 
 

@@ -151,7 +151,8 @@ class Taking:
     def _probe(self, shares: Sequence[Taker], now: float) -> float:
         """Nothing succeeds here: look whether something does in other partitions, or further on. Returns when again.
 
-        Each batch is as large as all before it: a burst of bad messages is passed soon, and an outage takes few.
+        Each probe takes as much as all before it: a burst of bad messages is passed soon, and an outage takes few. What
+        was redriven comes one by one: a probe of that is many takes.
         """
         in_hand = {share.key: sum(each.size for each in share.desk.given.values()) for share in shares}
         if now >= self._probed_at + PROBE_MS:
@@ -161,7 +162,6 @@ class Taking:
         if (found := self._most_free(fit, now)) is None:
             return self._probed_at + PROBE_MS
         share = found[0]
-        # What was redriven comes one by one: a probe of that is many takes.
         self._take(share, min(self.pace.max_messages, most[share.key] - in_hand[share.key]), now)
         return now + self._again_ms
 
