@@ -309,8 +309,9 @@ def next_run(bench: Bench, keep: bool = True) -> Call:
     return before
 
 
+@pytest.mark.parametrize("is_durable", [True, False])
 @pytest.mark.parametrize("how", ["done", "failed", "failed for good"])
-def test_a_handler_that_a_run_has_left_behind_returns_in_the_next_one(bench: Bench, how: str) -> None:
+def test_a_handler_that_a_run_has_left_behind_returns_in_the_next_one(bench: Bench, how: str, is_durable: bool) -> None:
     one = bench.assignment()
     messages = records("aab")
     a, b = bench.spread(one, messages)
@@ -324,9 +325,12 @@ def test_a_handler_that_a_run_has_left_behind_returns_in_the_next_one(bench: Ben
         assert not one.tracker.mark([a.message])
         assert not bench.lanes.done(a, before)
     else:
+        bench.lanes.is_durable = is_durable
         assert not bench.lanes.failed(a, 2.0 if how == "failed" else None, before)
+        bench.lanes.is_durable = False
         assert bench.lanes.due(9.0, bench.call) == []
-        assert [each[:2] for each in bench.lanes.tries(one, None, ends=False)] == [(0, 1)], "U1: it has begun once"
+        begun = [each[:2] for each in bench.lanes.tries(one, None, ends=False)]
+        assert begun == ([(0, 1)] if is_durable else []), "U1"
     assert bench.counts() == (1, 0)
     assert bench.lanes.reopened(1.0) == [a]  # for the workers of this run
     assert bench.begin(a) == (1 if how == "done" else 0)

@@ -37,7 +37,7 @@ class Breaker:
     """The last tries of one run. Hold ``lock`` to call it."""
 
     def __init__(self, lock: Any = None) -> None:
-        self.lock = lock or Lock()
+        self.lock: Any = lock or Lock()
         #: How many have failed in a row.
         self.in_a_row: int = 0
         #: The first message of them, and whether there are others.

@@ -304,10 +304,8 @@ def _held_back(group: GroupRow, old: Iterable[Problem]) -> Iterator[Problem]:
     for row in group.leases:
         if row.held_back and id(row) not in hidden:
             text = f"{places([row])}: {row.held_back}. See {row.client}'s log"
-            name, member = shlex.quote(group.group), shlex.quote(row.client or "")
-            advice = (
-                f". If its handler hangs: kafka-marshal evict {name} --member {member} --force ({_repeated(group)})"
-            )
+            advice = f". If its handler hangs: kafka-marshal evict {shlex.quote(group.group)} --member "
+            advice += f"{shlex.quote(row.client or '')} --force ({_repeated(group)})"
             text += _waiting(group, [row]) or advice
             yield Problem(group.group, "stuck_key", text, 1, [row])
 

@@ -278,7 +278,7 @@ class Lanes:
             if (is_ready := self._not_done(lane, owner)) is not None:
                 return is_ready
             if self.owner is not owner:
-                lane.before += 1
+                lane.before += self.is_durable
                 lane.partition.parked.append(lane)
                 return False
             lane.number += 1
@@ -306,7 +306,8 @@ class Lanes:
         if lane.assignment.over or self._is_skipped(lane):
             return self._drop(lane, owner)
         if self.owner is not owner:
-            lane.before, lane.number = lane.before + lane.number - 1, 1
+            lane.before += lane.number - 1 if self.is_durable else 0  # else tries end with their run
+            lane.number = 1
         return None
 
     def abandon(self, lane: Lane, turn: int) -> None:
