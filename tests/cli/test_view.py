@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.cli import status
 from kafka_marshal.cli.watch import deleted_notes, lag_cell
 from kafka_marshal.client.view import holdings
 from kafka_marshal.node.coordination_topic import create_topic
@@ -284,6 +285,23 @@ def test_what_retention_took_unread_is_reported() -> None:
     assert kinds(held(log_start=95, idle_ms=0)) == ["deleted"]
     (note,) = deleted_notes([GroupRow("g", [held(log_start=95)]), GroupRow("h", [held()])])
     assert note.startswith("g: t 0: 5 offsets were deleted (retention) that the group had not done: lost")
+
+
+def test_a_member_whose_tries_fail_does_not_hang() -> None:
+    waits = OpenMessages(5, 5, 3, None, None, None)
+    row = held(held_ms=60_000, idle_ms=60_000, waiting_ms=60_000, open=(waits,))
+    hung = next(each for each in problems_of(GroupRow("g", [row])) if each.kind == "hung")
+    assert "no progress for 1 min, messages wait for their next try. It holds" in hung.text
+    assert "hung?" not in hung.text
+    assert "an eviction moves that elsewhere" in hung.text
+
+
+def test_a_member_with_nothing_to_do_but_a_lost_position_says_so() -> None:
+    lost = held(stuck="position lost: the log ends at 10", log_end=0, idle_ms=0)
+    (member,) = GroupRow("g", [lost]).members
+    assert status._progress(member).text == "position lost"
+    (member,) = GroupRow("g", [held(log_end=10, stable=9, idle_ms=0)]).members
+    assert status._progress(member).text == "nothing to do"
 
 
 def test_a_stand_still_that_began_before_all_that_was_read_is_at_least_as_long() -> None:

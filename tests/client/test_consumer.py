@@ -464,6 +464,9 @@ def test_p11_a_lost_position_ends_no_loop(scene: Scene, caplog: pytest.LogCaptur
             while not told.is_set():
                 consumer.poll(0.1)
             assert [one[:4] for one in consumer.lost_positions] == [(topic, 0, 100, "position lost")]
+            health = member.health()
+            assert not health.ok and not health.needs_restart and "position lost" in health.problems[0]
+            assert str(health).count("position lost") == 1 and member.metrics().stuck == 1
         scene.publish(topic, 2, 5)
     said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(said) == 2 and all(f"--partition {topic}:0=" in line for line in said)

@@ -10,9 +10,9 @@ import pytest
 
 from kafka_marshal.engine.policies import Balanced, MaxClaims, Policy, View, Wishes
 from kafka_marshal.engine.recording import Recorder, line_of
-from kafka_marshal.engine.replay import Lines, RecordingError, Replay, ReplayDiffersError, read_lines
 from kafka_marshal.types import Key
 from tests.engine.harness import HI, Net
+from tests.engine.replay import Lines, RecordingError, Replay, ReplayDiffersError, read_lines
 
 RELEASE = "0"
 

@@ -109,7 +109,7 @@ def test_p12_a_topic_recreated_while_no_member_ran_is_noticed(end: int, at_most_
     consumer = member.consumer("t", at_most_once=at_most_once)
     net.run(5 * HI)
     [error] = consumer.errors
-    assert isinstance(error, PositionLostError) and "made anew" in str(error) and "--partition t:0=" in str(error)
+    assert isinstance(error, PositionLostError) and "recreated" in str(error) and "--partition t:0=" in str(error)
     assert not member.held() and not worked(member)
     assert net.world(T0).progress.stable == stable
 
@@ -178,7 +178,7 @@ def test_p12_the_id_of_a_topic_that_was_gone_is_not_that_of_before() -> None:
     member.engine.metadata(net.topics(), net.now)
     net.run(3 * HI)
     assert member.work() == []
-    assert any("made anew" in str(error) for error in consumer.errors)
+    assert any("recreated" in str(error) for error in consumer.errors)
 
 
 def test_p12_a_broker_without_topic_ids_is_believed() -> None:
@@ -270,7 +270,7 @@ def test_p12_a_topic_recreated_before_the_first_heartbeat_is_lost_for_the_next_m
     second = heir.consumer("t", at_most_once=at_most_once)
     net.run(5 * HI)
     [error] = second.errors
-    assert "made anew" in str(error) and not worked(heir)
+    assert "recreated" in str(error) and not worked(heir)
     assert f"at offset {net.world(T0).progress.stable + 1}," in str(error)
     assert marks(net) == {mark_of("id-1")}
 

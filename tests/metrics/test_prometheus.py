@@ -39,6 +39,7 @@ NAMES = {
     "kafka_marshal_handler_failures_total",
     "kafka_marshal_handlers_running",
     "kafka_marshal_runs_failing",
+    "kafka_marshal_stuck_partitions",
     "kafka_marshal_handover_gap_seconds",
     "kafka_marshal_held_back_partitions",
     "kafka_marshal_in_hand_messages",

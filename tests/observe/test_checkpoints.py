@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal.cli.log import Filter, LogLines
-from kafka_marshal.observe.checkpoint_rows import CheckpointsRow, UnsavedRow, checkpoints_row
+from kafka_marshal.observe.checkpoint_rows import BarrierRow, CheckpointsRow, UnsavedRow, checkpoints_row
 from kafka_marshal.observe.checkpoints import CheckpointHistory, Ended, Happened, Taken, WentBack
 from kafka_marshal.observe.cuts import cuts_now, is_initial, oldest_cut, waits_for
 from kafka_marshal.observe.ownership import PieceOwnership, ended_text
@@ -288,6 +288,22 @@ def test_who_could_save_nothing_is_known_until_it_saves_or_goes() -> None:
     assert [each.client for each in history.unsaved.values()] == ["w2"]
 
 
+def test_a_store_that_hangs_is_a_problem_after_half_of_the_time() -> None:
+    """Its members have not answered, so no record says that they could not save."""
+    found = {}
+    for open_ms in (30_000, 30_001):
+        hangs = replace(KEPT, barrier=BarrierRow(450, 970_000, 60_000, False, open_ms, ("w2",)))
+        group = GroupRow("g", [piece(400, 66_000), replace(piece(400, 0), client="w1")], checkpoints=hangs)
+        found[open_ms] = [each for each in problems_of(group) if each.kind == "unsaved"]
+    assert found[30_000] == []
+    (problem,) = found[30_001]
+    assert problem.text.startswith("checkpoint 450 has waited for 1 member (w2) for 30 s, of at most 1 min: ")
+    assert "the store of states refuses or hangs" in problem.text
+    assert [each.client for each in problem.partitions] == ["w2"]
+    answered = replace(KEPT, barrier=BarrierRow(450, 970_000, 60_000, False, 40_000, ()))
+    assert "unsaved" not in kinds(piece(400, None), answered)
+
+
 def test_a_store_that_refuses_is_one_problem_and_comes_first() -> None:
     def row(client: str, partition: int) -> LeaseRow:
         still = "no progress for 50 s with messages waiting: see w2's log"
@@ -301,7 +317,7 @@ def test_a_store_that_refuses_is_one_problem_and_comes_first() -> None:
         group = GroupRow("g", [with_checkpoints(each, refuses) for each in rows], checkpoints=refuses)
         first, *others = problems_of(group)
         assert (first.kind, first.amount, len(first.partitions)) == ("unsaved", 2, 4)
-        assert first.text.startswith("checkpoint 412 was not saved by 2 members (w1, w2), for over 1 min: ")
+        assert first.text.startswith("checkpoint 412 was not saved by 2 members (w1, w2), for over 1 min 6 s: ")
         assert ("the store of states refuses or hangs" in first.text) is not hold
         assert [each.kind for each in others] == (["stuck_key"] * 4 if hold else [])
         assert not any(member.is_hung for member in group.members)

@@ -170,14 +170,28 @@ def test_after_a_thaw_the_time_of_the_outage_counts_for_nobody() -> None:
     assert fleet.check(max_silence_ms=10_000) == []
     rows = fleet.look(lambda _, row: [(each.silence_ms, each.stood_ms) for each in row.leases])
     assert rows == [(500, 0), (45_500, 45_000), (45_500, 45_000)]
-    for _ in range(8):
-        fleet.work(1, 0)
+    fleet.work(10, 0)
+    assert fleet.states() == ["seen", "silent", "silent"], "they may still be connecting"
+    fleet.work(3, 0)
     assert fleet.states() == ["seen", "gone", "gone"]
     (_, _, text), _ = fleet.check()
     assert text == (
-        "w1 (h:1) is gone: silent for 54 s (an outage: nothing came to the log for 45 s of that). It holds 1 partition "
+        "w1 (h:1) is gone: silent for 58 s (an outage: nothing came to the log for 45 s of that). It holds 1 partition "
         "(orders 1)"
     )
+
+
+def test_after_a_thaw_one_that_connects_anew_is_silent() -> None:
+    """A broker that was stopped first appends what was on its way; then its clients connect again, each when it can."""
+    fleet = Fleet(3)
+    fleet.work(60, 0, 1, 2)
+    fleet.now += 45_000
+    for number in range(3):
+        fleet.beat(number)
+    fleet.work(8, 0)
+    assert fleet.states() == ["seen", "silent", "silent"]
+    fleet.work(5, 0)
+    assert fleet.states() == ["seen", "gone", "gone"]
 
 
 def test_after_a_thaw_nobody_hangs_and_nothing_is_held_back() -> None:

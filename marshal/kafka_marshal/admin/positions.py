@@ -43,7 +43,8 @@ class Move:
     ranges: tuple[tuple[int, int], ...] = ()
     #: The group takes checkpoints: the states of its members stay as they are. A rollback takes them along.
     keeps_state: bool = False
-    #: Open messages below ``after`` that count as done then: they wait for their next try, or are in a batch.
+    #: Open messages below ``after`` that count as done then: they wait for their next try, or are in a batch. Of a lost
+    #: position all, also those set aside: the topic does not have them any more.
     closed: tuple[tuple[int, int], ...] = ()
     #: Messages below ``after`` that were set aside, and stay so.
     parked: tuple[int, ...] = ()
@@ -245,8 +246,9 @@ def open_at(
 
     In a topic that was recreated none stays.
     """
-    holes = [] if progress is None else [hole for hole in progress.open if hole.first < after]
-    closed = tuple((hole.first, min(hole.last, after - 1)) for hole in holes if why_lost or not hole.is_parked)
+    most = MAX_OFFSET if why_lost else after - 1
+    holes = [] if progress is None else [hole for hole in progress.open if hole.first <= most]
+    closed = tuple((hole.first, min(hole.last, most)) for hole in holes if why_lost or not hole.is_parked)
     return closed, tuple(hole.first for hole in holes if hole.is_parked and not why_lost)
 
 

@@ -130,6 +130,7 @@ def check(
             *of_open.get(each.group, ()),
         )
     ]
+    found.sort(key=lambda problem: problem.kind != "stuck_try")  # failing tries explain the others
     found += _missing(groups, group, least)
     reasons = [*notes, *(f"{problem.group}: {problem.text}".removeprefix(": ") for problem in found)]
     if group is not None and not groups:

@@ -378,6 +378,7 @@ def open_text(move: Move) -> str:
     closed, text = sum(last - first + 1 for first, last in move.closed), ""
     if closed:
         text += f"; {count(closed, 'open message counts', 'open messages count')} as done"
+        text += ", also what was set aside: the topic has them no more" if move.lost else ""
     return text + (f"; {len(move.parked):,} set aside stay so" if move.parked else "")
 
 

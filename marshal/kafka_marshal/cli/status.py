@@ -172,7 +172,7 @@ def _picture(
             ],
             "groups": [_group_json(each, problems[each.group]) for each in groups],
             "members": [
-                found for each in groups for found in [*map(_member_json, each.members), *map(_heard_json, each.idle)]
+                found for each in groups for found in [*map(_member_json, each.members), *map(_member_json, each.idle)]
             ],
             "leases": [_json(row) for each in groups for row in each.leases if row.cp is not None],
             "pauses": [
@@ -321,54 +321,38 @@ def _heard_cells(run: WorkerRow) -> list[str | Cell]:
 
 def _progress(member: MemberRow) -> Cell:
     if member.is_hung:
-        still = span_text(member.no_progress_ms or 0, member.is_still_longer)
-        return Cell(f"no progress for {still}, hung?", "bold red")
+        return Cell(member.hung_text, "bold red")
     if member.is_still:
         return Cell("waits for a checkpoint of all", "yellow")
     if member.heard is not None and member.heard.evictor:
         return Cell(evicted_text(member.heard), "yellow")
     if member.asked_ms is not None:
         return Cell(f"asked to hand over {span(member.asked_ms)} ago", "yellow")
+    if why := next((row.stuck.partition(":")[0] for row in member.leases if row.stuck), ""):
+        return Cell(why, "red")
     return Cell("-" if member.state != "seen" else "ok" if member.lag else "nothing to do", "dim")
 
 
-def _names(row: MemberRow | WorkerRow) -> dict[str, object]:
-    return {"group": row.group, "client": row.client, "instance": row.instance, **process_json(row.runs_at)}
-
-
-def _member_json(member: MemberRow) -> dict[str, object]:
+def _member_json(row: MemberRow | WorkerRow) -> dict[str, object]:
+    """Of one that holds partitions, or of one that waits for some."""
+    member, heard = (row, row.heard) if isinstance(row, MemberRow) else (None, row)
     return {
-        **_names(member),
-        "partitions": len(member.leases),
-        "lag": member.lag,
-        "state": member.state,
-        "silence_ms": member.silence_ms,
-        "outage_ms": member.last_heard.stood_ms,
-        "no_progress_ms": member.no_progress_ms,
-        "no_progress_at_least": member.is_still_longer,
-        "hung": member.is_hung,
-        "asked_to_hand_over_ms": member.asked_ms,
-        "waits": False,
-        **_evicted_json(member.heard),
-        "doing": None,
-    }
-
-
-def _heard_json(run: WorkerRow) -> dict[str, object]:
-    return {
-        **_names(run),
-        "partitions": 0,
-        "lag": None,
-        "state": "idle",
-        "silence_ms": run.silence_ms,
-        "outage_ms": 0,
-        "no_progress_ms": None,
-        "no_progress_at_least": False,
-        "hung": False,
-        "asked_to_hand_over_ms": run.asked_ms,
-        "waits": run.is_waiting,
-        **_evicted_json(run),
-        "doing": run.doing,
+        "group": row.group,
+        "client": row.client,
+        "instance": row.instance,
+        **process_json(row.runs_at),
+        "partitions": 0 if member is None else len(member.leases),
+        "lag": None if member is None else member.lag,
+        "state": "idle" if member is None else member.state,
+        "silence_ms": row.silence_ms,
+        "outage_ms": 0 if member is None else member.last_heard.stood_ms,
+        "no_progress_ms": None if member is None else member.no_progress_ms,
+        "no_progress_at_least": member is not None and member.is_still_longer,
+        "hung": member is not None and member.is_hung,
+        "asked_to_hand_over_ms": row.asked_ms,
+        "waits": member is None and heard is not None and heard.is_waiting,
+        **_evicted_json(heard),
+        "doing": row.doing if isinstance(row, WorkerRow) else None,
     }
 
 

@@ -89,7 +89,8 @@ class Health:
     state: str = ""
     #: What a member of a group that takes checkpoints does (``GroupConsumer.checkpoints.state``); "": it takes none.
     checkpoints: str = ""
-    #: Partitions that are stuck though there is something to read. ``ok`` ignores them: others continue.
+    #: Partitions that are stuck though there is something to read. ``ok`` ignores them, as others continue, but not
+    #: lost positions and a lack of room: these wait for an operator.
     stuck: tuple[Stuck, ...] = ()
     #: Partitions whose progress waits for one message that a handler of ``consumer.run`` has, or that failed; or for a
     #: batch whose transaction has not ended; or for messages that were in flight when it was taken away.
@@ -114,8 +115,20 @@ class Health:
         head = f"{state}: {held}, last turn {self.turned_ago_ms / 1000:.1f} s ago"
         nearly = [found for found in self.crowded if not found.is_full]
         return "\n".join(
-            [head, *(f"- {found}" for found in (*self.problems, *self.stuck, *self.held_back, *nearly, *self.hot_keys))]
+            [
+                head,
+                *(
+                    f"- {found}"
+                    for found in dict.fromkeys(
+                        map(str, (*self.problems, *self.stuck, *self.held_back, *nearly, *self.hot_keys))
+                    )
+                ),
+            ]
         )
+
+
+#: Why a partition is stuck until an operator acts.
+_FOR_OPERATORS = frozenset({Why.NO_ROOM, Why.POSITION})
 
 
 def examine(driver: Driver, *, closed: bool) -> Health:
@@ -143,7 +156,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
         others.extend(_failing(driver, now))
     crowded = () if closed or ends else tuple(_crowded(driver, driver.engine.settings.group_id))
     stuck = tuple(one for each in list(driver.engine.consumers.values()) for one in each.positions.stuck.found)
-    full = (*(one for one in crowded if one.is_full), *(one for one in stuck if one.why == Why.NO_ROOM))
+    full = (*(one for one in crowded if one.is_full), *(one for one in stuck if one.why in _FOR_OPERATORS))
     problems = (*ends, *others, *map(str, full))
     state = next((str(member.state(now)) for member in list(driver.engine.groups.values())), "")
     is_beating = driver.effects.appends.failures.failing is None and state != MemberState.REDISCOVER
@@ -298,7 +311,8 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
         if absent := consumer.subscription.absent:
             yield (
                 f"the cluster has no topic {' and no topic '.join(absent)}: nothing of it is read. Is the name right? "
-                "It is read by itself once it is there"
+                "Once it is there it is read by itself; positions that the group had in it are lost then, and must be "
+                "set (kafka-marshal check says how)"
             )
         if consumer.schedule.let_go_why == HUNG:
             yield (

@@ -1,7 +1,7 @@
 """The inputs of an engine: all pass through :meth:`Engine.take`, one at a time, under the lock.
 
 So the run of an engine is a function of its inputs, of the records of the coordination topic, and of what it reads from
-user threads (:mod:`.readings`). :mod:`.recording` writes these down; :mod:`.replay` feeds them in again. Objects in
+user threads (:mod:`.readings`). :mod:`.recording` writes these down; a replay feeds them in again. Objects in
 inputs are the engine's own: an earlier ``take`` returned them. Times are by our own clock.
 """
 

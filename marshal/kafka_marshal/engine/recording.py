@@ -6,7 +6,7 @@ One line each, with a checksum: ``crc JSON``. First the header, then in order::
     {"effects": […]}                 the result of take_effects()
     {"state": […]}                   the engine's state, about every second and at the end
 
-:mod:`.replay` feeds them in again.
+A replay feeds them in again (HACKING.md).
 """
 
 from __future__ import annotations

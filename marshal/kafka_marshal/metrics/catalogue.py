@@ -489,6 +489,14 @@ CATALOGUE: tuple[Metric, ...] = (
         _member(lambda x: x.handlers_running),
     ),
     Metric(
+        "kafka_marshal.stuck_partitions",
+        "gauge",
+        "{partition}",
+        "Partitions that are stuck though there is something to read: damaged, without a leader, or position lost.",
+        _MEMBER,
+        _member(lambda x: x.stuck),
+    ),
+    Metric(
         "kafka_marshal.runs_failing",
         "gauge",
         "{run}",

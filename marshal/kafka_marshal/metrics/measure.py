@@ -128,6 +128,7 @@ class Meter:
             held_back=len(health.held_back),
             held_back_messages=sum(one.in_hand for one in health.held_back),
             handlers_running=sum(each.running for each in lanes),
+            stuck=len(health.stuck),
             runs_failing=sum(each.pace_ms is not None for each in lanes),
             failures=tuple(Failures(*what, count) for what, count in sorted(failures.items())),
             retries=tuple(TopicCount(topic, count) for topic, count in sorted(retries.items())),

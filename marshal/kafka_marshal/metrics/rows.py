@@ -178,6 +178,8 @@ class Metrics:
     held_back_messages: int
     #: Handlers of ``run`` that are running.
     handlers_running: int
+    #: Partitions that are stuck though there is something to read (``health().stuck``).
+    stuck: int
     #: Runs that try one message of a partition at a time, and set next to none aside, as all tries fail (U2).
     runs_failing: int
     #: Failed tries of ``run``, retried messages, and dead letters.

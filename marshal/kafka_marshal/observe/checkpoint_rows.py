@@ -55,6 +55,12 @@ class CheckpointsRow:
     barrier: BarrierRow | None = None
     unsaved: tuple[UnsavedRow, ...] = ()
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether the one that is being taken waits for members for more than half of its time."""
+        found = self.barrier
+        return found is not None and bool(found.waits_for) and 2 * found.open_ms > found.timeout_ms
+
     def is_unsaved(self, client: str | None, instance: str | None) -> bool:
         """Whether this member's states are not saved."""
         return any((each.client, each.instance) == (client, instance) for each in self.unsaved)

@@ -256,20 +256,30 @@ def _unheld_text(group: GroupRow, free: list[LeaseRow]) -> str:
 def _unsaved(group: GroupRow) -> Iterator[Problem]:
     """Members that answer checkpoints, but can hand nothing in: one problem, since it has one cause."""
     checkpoints = group.checkpoints
-    lacking = () if checkpoints is None else checkpoints.unsaved
-    if checkpoints is None or not lacking:
+    if checkpoints is None or not (checkpoints.unsaved or checkpoints.is_slow):
         return
-    rows = [row for row in group.leases if checkpoints.is_unsaved(row.client, row.instance)]
-    names = sorted(each.client for each in lacking)
-    listed = ", ".join(names[:_LISTED]) + (", …" if len(names) > _LISTED else "")
-    text = (
-        f"checkpoint {max(each.checkpoint for each in lacking)} was not saved by {count(len(names), 'member')} "
-        f"({listed}), for {span_text(max(each.since_ms for each in lacking), at_least=True)}: "
-        f"{_NOT_TAKEN if checkpoints.hold else _NOT_SAVED}; their logs say why. They continue, and nothing is "
-        "lost: the next checkpoint that succeeds has it all. Until then leave them running: if one ends, what it did "
-        "since its last checkpoint is done again"
+    lacking, barrier = checkpoints.unsaved, checkpoints.barrier
+    why = _NOT_TAKEN if checkpoints.hold else _NOT_SAVED
+    if lacking:
+        rows = [row for row in group.leases if checkpoints.is_unsaved(row.client, row.instance)]
+        names = sorted(each.client for each in lacking)
+        ms = max([each.since_ms for each in lacking] + [_cut_ms(checkpoints, row) for row in rows if row.waiting_ms])
+        text = f"checkpoint {max(each.checkpoint for each in lacking)} was not saved by {_members_text(names)}, for "
+        text += f"{span_text(ms, at_least=True)}: {why}"
+    elif barrier is not None:
+        names = list(barrier.waits_for)
+        rows = [row for row in group.leases if row.client in names]
+        text = f"checkpoint {barrier.id} has waited for {_members_text(names)} for {span(barrier.open_ms)}, of at most "
+        text += f"{span(barrier.timeout_ms)}: {why}, or a handler takes long"
+    text += (
+        "; their logs say why. Nothing is lost: the next checkpoint that succeeds has it all. Until then leave them "
+        "running: if one ends, what it did since its last checkpoint is done again"
     )
     yield Problem(group.group, "unsaved", text, len(names), rows)
+
+
+def _members_text(names: list[str]) -> str:
+    return f"{count(len(names), 'member')} ({', '.join(names[:_LISTED])}{', …' * (len(names) > _LISTED)})"
 
 
 def _standing_still(group: GroupRow) -> Iterator[Problem]:
@@ -284,8 +294,10 @@ def _standing_still(group: GroupRow) -> Iterator[Problem]:
     for (kind, why), rows in _by_reason(still):
         text = f"{places(rows)}: {why}"
         if kind == "no_topic":
-            text += ". Create it again; or, where the group is over: kafka-marshal forget-group "
-            text += f"{shlex.quote(group.group)} (all of its positions are dropped)"
+            text += (
+                ". If you create it, positions of the deleted one must be set then (check says how). Where the group "
+            )
+            text += f"is over: kafka-marshal forget-group {shlex.quote(group.group)} (all of its positions are dropped)"
         if kind == "position_lost":
             # After a foreign commit the log still has the position: nothing need be repeated.
             keeps = FOREIGN_COMMIT in why
@@ -318,7 +330,7 @@ def _repeated(group: GroupRow) -> str:
 
 def _waiting(group: GroupRow, rows: Iterable[LeaseRow]) -> str:
     """What to do about messages that fail again and again: "" if none is in the log."""
-    if not any(each.holder is None and not each.is_parked for row in rows for each in row.open):
+    if not any(row.awaits_tries for row in rows):
         return ""
     return (
         ". Messages of it, tried before or left by a member that lost them, wait for their next try; their keys wait, "
@@ -412,8 +424,8 @@ def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
         where, stood_ms = _name(member), member.last_heard.stood_ms
         silence = silence_text(member.silence_ms, stood_ms)
         if member.is_hung:
-            waited = span_text(member.no_progress_ms or 0, member.is_still_longer)
-            text = f"{where} beats, but no progress for {waited}, hung? It {holds}, {member.lag or 0:,} waiting"
+            text = f"{where} beats, but {member.hung_text}{'.' * member.awaits_tries} It {holds}"
+            text += f", {member.lag or 0:,} waiting"
             if group.checkpoints is not None:
                 text += ". Progress moves at checkpoints only: see its log first, its state may not be saved"
             text += _waiting(group, member.leases)

@@ -127,7 +127,7 @@ class LeaseRow:
     silence_ms: int | None = None
     #: For how much of that (ms) the log was silent: it counts for no member.
     stood_ms: int = 0
-    #: All members of its group are silent: the longest silence (ms) that does not make one gone; 0: they are not.
+    #: All members of its group are silent, or were just now: the longest silence (ms) that makes none gone; 0: neither.
     with_all_ms: int = 0
     #: The largest offset up to which all is done; None: nothing is done.
     stable: int | None = None
@@ -245,6 +245,11 @@ class LeaseRow:
     def parked(self) -> int:
         """How many messages are set aside."""
         return sum(each.is_parked for each in self.open)
+
+    @property
+    def awaits_tries(self) -> bool:
+        """Whether messages of it were tried, or left by a member that lost them, and wait for their next try."""
+        return any(each.holder is None and not each.is_parked for each in self.open)
 
     @property
     def held(self) -> bool:
@@ -367,6 +372,17 @@ class MemberRow:
     def is_hung(self) -> bool:
         """Whether that may be its own fault; in a hold group it may be any member's."""
         return self.is_still and not self.is_excused
+
+    @property
+    def awaits_tries(self) -> bool:
+        """Whether messages of its partitions wait for their next try."""
+        return any(row.awaits_tries for row in self.leases)
+
+    @property
+    def hung_text(self) -> str:
+        """What is said of one that gets nothing done; if tries fail, it does not hang."""
+        still = span_text(self.no_progress_ms or 0, self.is_still_longer)
+        return f"no progress for {still}, {'messages wait for their next try' if self.awaits_tries else 'hung?'}"
 
     @property
     def badness(self) -> tuple[int, int, int]:

@@ -15,6 +15,9 @@ from rationalizer.routing import route_group
 #: The longest interval of those at work is looked up again after this many records.
 _EVERY = 1_000
 
+#: After an outage a member's client may need this long (ms), and two intervals, to connect and write again.
+_BACK_MS = 5_000
+
 
 class Standstill(NamedTuple):
     """A span of log time (ms) without a record, and how many members were at work before it."""
@@ -70,6 +73,15 @@ class Standstills:
             if each.members >= least and each.begin < until:
                 total += min(until, each.end) - max(since, each.begin)
         return total
+
+    def alive_ms(self, cp: int, interval_ms: int, now_ms: int) -> int:
+        """The longest silence (ms) that makes no member with this interval gone just after an outage; 0: none was."""
+        for each in reversed(self._found.get(cp, ())):
+            if now_ms - each.end > _BACK_MS + STALE_AFTER_INTERVALS * interval_ms:
+                break
+            if each.members > 1:
+                return now_ms - each.begin + interval_ms
+        return 0
 
     def lasting(self, world: World, since: int, now_ms: int) -> int:
         """How much (ms) of the time since this log time it has been silent, with the standstill that lasts."""
@@ -207,12 +219,16 @@ class Silence:
         workers: Iterable[Worker],
         log_times: Mapping[int, int],
     ) -> list[LeaseRow]:
-        """Find the groups whose members fell silent together; the rows, with how long that makes no member gone."""
+        """Find the groups whose members fell silent together; the rows, with the silence that makes no member gone."""
         heard = Heard.of(rows, coordinated, workers).items()
         found = {name: all_silent(each, log_times, self.now_ms(), self.kafka_ms) for name, each in heard}
         self.groups = {name: each for name, each in found.items() if each is not None}
         most = {name: each.most_ms for name, each in self.groups.items() if each.may_live}
-        return [replace(row, with_all_ms=most[row.group]) if row.group in most else row for row in rows]
+        return [replace(row, with_all_ms=most.get(row.group) or self._alive_ms(row)) for row in rows]
+
+    def _alive_ms(self, row: LeaseRow) -> int:
+        held = row.client is not None and row.cp is not None
+        return self.standstills.alive_ms(row.cp or 0, row.heartbeat_interval_ms or 0, self.now_ms()) if held else 0
 
     def notes(self) -> list[str]:
         """At which moment of the log all is judged, if that is a while ago."""

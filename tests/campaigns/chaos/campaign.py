@@ -54,11 +54,11 @@ MEMBERS = FLEET[:7]
 STRATEGIES = {"again": "sticky", "sink": "roundrobin", "once": "range"}
 NOT_DONE = ("takeover", "grant")
 
-#: After the last fault, everything has an owner within this many HI (plus the workers' start, which does not depend on
-#: HI), and undrained partitions progress within as many: the backlog depends on the machine.
+#: After the last fault, everything has an owner within this many HI (plus the workers' start, which depends on the
+#: machine), and undrained partitions progress within as many: the backlog depends on the machine.
 OWNED_INTERVALS = 20
 STILL_INTERVALS = 60
-STARTING_S = 20.0
+STARTING_S = 60.0
 #: Time-out of the fork server's start, which imports everything; on a busy machine it takes as long as some campaigns.
 READY_S = 120.0
 #: Longest wait for the drain.
@@ -80,6 +80,9 @@ class Options:
     broker_every_s: float = 45.0
     #: All groups are coordinated.
     groups: bool = False
+    #: At least this many deaths, anywhere and at fail points: until then the minutes last up to five times as long.
+    least_kills: int = 0
+    least_points: int = 0
     #: Names of places whose workers are never killed.
     steady: tuple[str, ...] = ()
     #: Keep the folder, even if every promise was kept.
@@ -231,7 +234,7 @@ class _Campaign:
         }
         due = {name: began + mean * rng.uniform(0.5, 1.5) for name, mean in every.items() if mean}
         told = began
-        while (now := time.monotonic()) < began + options.minutes * 60:
+        while (now := time.monotonic()) < began + options.minutes * 60 * (1 if self._is_enough(fleet) else 5):
             fleet.turn()
             for name in [name for name, at in due.items() if now >= at]:
                 if name == "stop":
@@ -247,6 +250,10 @@ class _Campaign:
                     f"{now - began:.0f} s: {fleet.counts.kills} kills, {fleet.counts.stops} stops, {ground.counts}"
                 )
             time.sleep(0.02)
+
+    def _is_enough(self, fleet: Fleet) -> bool:
+        counts, options = fleet.counts, self.options
+        return counts.kills >= options.least_kills and sum(counts.points.values()) >= options.least_points
 
     def _peace(self, fleet: Fleet, follower: Follower, ends: dict[tuple[str, int], int]) -> tuple[float, float]:
         """Without faults: (HI until everything is owned, HI until everything is done), infinite if never."""

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from kafka_marshal.engine import consumer_inputs as given
-from kafka_marshal.engine.replay import Replay, read_lines
 from kafka_marshal.engine.settings import CheckpointOptions, GroupOptions
 from rationalizer import ConfigureGroup
 from tests.engine.groups.counting import CountingMember, Store, begun, of_keys
 from tests.engine.groups.test_members import SESSION, net_of
 from tests.engine.harness import Member, Net
+from tests.engine.replay import Replay, read_lines
 
 
 class Scene:

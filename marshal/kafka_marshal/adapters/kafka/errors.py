@@ -143,6 +143,7 @@ _HUNG_UP = "in state APIVERSION_QUERY"
 _HANDSHAKE = "in state SSL_HANDSHAKE"
 
 #: What librdkafka says of a connection without an answer to its first request, and of one that ended before that.
+_UNANSWERED = "the connection was accepted, and the first request not answered"
 _SILENT = re.compile(r"ApiVersionRequest failed: .*?: probably due to broker version < 0\.10 \([^)]*\)")
 _GUESS = re.compile(r": requesting ApiVersion: might be caused by .*?\(see api\.version\.request\)")
 
@@ -184,10 +185,10 @@ class Troubles:
                 return
             text = _without_guess(self.hide(text))
             if _HUNG_UP in text:
-                hint = (
-                    "it may be stuck, starting or ending; it may want TLS or SASL (security.protocol), or be no "
-                    "Kafka broker"
-                )
+                # One that wants TLS or SASL hangs up at once.
+                hint = "it may be frozen, overloaded, starting or ending"
+                if _UNANSWERED not in text:
+                    hint += "; it may want TLS or SASL (security.protocol), or be no Kafka broker"
                 with self._lock:
                     self._last = (time.monotonic(), KafkaError(KafkaError._TRANSPORT, f"{text}: {hint}"))
             if self._logger is LOGGER and not text.startswith(self.for_people):
@@ -385,7 +386,7 @@ def marshal_error(
 
 def _without_guess(text: str) -> str:
     """A line of librdkafka, less what it takes the reason for: no broker of today is older than 0.10."""
-    return _GUESS.sub("", _SILENT.sub("the connection was accepted, and the first request not answered", text))
+    return _GUESS.sub("", _SILENT.sub(_UNANSWERED, text))
 
 
 def _wrong_protocol(error: KafkaError) -> bool:

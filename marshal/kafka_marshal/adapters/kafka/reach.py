@@ -25,7 +25,8 @@ class Reached(StrEnum):
 
     SILENT = "accepts connections and is silent"
     REFUSED = "refuses connections: no process listens there"
-    NO_ROUTE = "has no route: connections are neither accepted nor refused"
+    NO_ANSWER = "neither accepts nor refuses connections"
+    NO_ROUTE = "has no route: the network says that it can't be reached"
     UNKNOWN = "is a name that can not be resolved"
     ANSWERS = "answers"
 
@@ -39,6 +40,8 @@ _ADVICE = {
     Reached.SILENT: "The broker is frozen, overloaded or starting: check its process, its garbage collection and its "
     "disks. More workers make it worse",
     Reached.REFUSED: "Check that the broker runs, and that bootstrap_servers names its listener",
+    Reached.NO_ANSWER: "The broker is frozen or overloaded, and accepts no more, or the network or a firewall drops "
+    "all: check its process first, then its machine and the way there. More workers make it worse",
     Reached.NO_ROUTE: "Check that the broker's machine runs, and the network and firewalls between",
     Reached.UNKNOWN: "Check bootstrap_servers, and the name service",
     Reached.ANSWERS: "Check that bootstrap_servers names its listener, that its advertised.listeners can be reached "
@@ -57,7 +60,7 @@ def reach(bootstrap_servers: str) -> dict[str, Reached]:
 
 def best(found: Sequence[Reached]) -> Reached:
     """What to say of all of them: one that answers, or at least accepts, explains more than one that is down."""
-    order = (Reached.ANSWERS, Reached.SILENT, Reached.REFUSED, Reached.NO_ROUTE, Reached.UNKNOWN)
+    order = (Reached.ANSWERS, Reached.SILENT, Reached.NO_ANSWER, Reached.REFUSED, Reached.NO_ROUTE, Reached.UNKNOWN)
     return min(found, key=order.index, default=Reached.ANSWERS)
 
 
@@ -70,6 +73,8 @@ def _reach(address: str) -> Reached:
         return Reached.REFUSED
     except (socket.gaierror, UnicodeError):
         return Reached.UNKNOWN
+    except TimeoutError:
+        return Reached.NO_ANSWER
     except OSError:
         return Reached.NO_ROUTE
     with connection:

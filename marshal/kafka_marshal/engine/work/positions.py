@@ -23,7 +23,7 @@ from rationalizer.limits import MAX_OFFSET, NOTHING_DONE
 #: Why a partition is released in which messages are open that its consumer does not handle.
 IN_THE_WAY = "messages of it are open, which this consumer does not handle"
 #: Why no position counts in a topic that was deleted and recreated.
-RECREATED = "the topic was made anew"
+RECREATED = "the topic was recreated"
 
 
 class Placed(Mover, Protocol):
@@ -254,7 +254,7 @@ class Positions:
                 self._position_lost(assignment, None, None, None, now)
             elif progress is not None and (self.marks.is_made_anew(key) or progress.stable >= 0):
                 if assignment is not None:
-                    self._consumer.revocation.revoke(assignment, "the topic was made anew", now)
+                    self._consumer.revocation.revoke(assignment, "the topic was recreated", now)
                 if not is_held:
                     position = progress.stable + 1
                     self.stuck.position_lost(key, position, self._text(key, position, RECREATED, "Set it"), now)
@@ -341,8 +341,9 @@ class Positions:
     def _text(self, key: Key, position: int, where: str, remedy: str) -> str:
         topic, partition = key
         return (
-            f"{topic} [{partition}]: position lost: this group goes on at offset {position}, but {where}. Nothing of "
-            f"this partition is handed out to any member until its position is set; other partitions go on. {remedy}: "
+            f"{topic} [{partition}]: position lost: this group continues at offset {position}, but {where}. Nothing "
+            "of this partition is handed out to any member until its position is set; other partitions continue. "
+            f"{remedy}: "
             f"kafka-marshal release-group {quote(self._group_id)} --partition {topic}:{partition}=OFFSET "
             "(or =earliest)"
         )

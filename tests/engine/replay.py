@@ -1,4 +1,4 @@
-"""Feeds a recording (:mod:`.recording`) to a new engine, which must produce the same effects and states."""
+"""Feeds a recording (`kafka_marshal.engine.recording`) to a new engine, which must do and come to the same."""
 
 from __future__ import annotations
 
