@@ -42,6 +42,7 @@ from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.pull import AwaitGrant, Fetch, Take, Wanted
 from kafka_marshal.engine.work.stuck import UNREADABLE
 from kafka_marshal.engine.work.taking_over import metadata_of
+from kafka_marshal.engine.work.topic_mark import NO_ID
 from kafka_marshal.ports import Message, TopicInfo
 from rationalizer import Lease, Record, ReleaseGroup, World, decode, encode, route_lease
 from rationalizer.levels import SUPPORTED_LEVEL
@@ -126,7 +127,7 @@ class Net:
         for partition in range(partitions):
             if (name, partition) not in self.data or tid:
                 self.data[name, partition] = DataLog(start, end, frozenset(missing))
-        self.topic_ids[name] = tid or self.topic_ids.get(name, "")
+        self.topic_ids[name] = tid or self.topic_ids.get(name, NO_ID)
 
     def topics(self) -> dict[str, TopicInfo]:
         counts: dict[str, int] = {}

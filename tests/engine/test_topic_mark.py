@@ -152,6 +152,26 @@ def test_p12_nothing_begins_before_the_id_is_known(then: str) -> None:
     assert bool(consumer.errors) == (then == "id-2")
 
 
+def test_p12_nothing_begins_before_the_id_is_known_though_no_mark_is_in_the_log() -> None:
+    """Topics with many partitions are counted first: what is done then would be marked as of a later topic."""
+    net = Net()
+    net.topic("t", 1, end=20, tid="id-1")
+    net.topic_ids["t"] = ""
+    member = net.member("a")
+    member.consumer("t")
+    net.run_until(lambda: member.held() == [T0])
+    net.run(3 * HI)
+    assert member.work() == []
+    assert member.engine.topic_ids.take_wanted()
+    net.topic_ids["t"] = "id-1"
+    net.tell_topics()
+    net.run_until(lambda: bool(member.work()))
+    net.run(HI)
+    progress = net.world(T0).progress
+    assert progress.stable >= 0
+    assert split(progress.ranges).marks == {mark_of("id-1")}
+
+
 def test_p12_a_member_that_waits_for_the_id_can_close() -> None:
     net = marked()
     stable = net.world(T0).progress.stable

@@ -80,6 +80,7 @@ from kafka_marshal.engine.settings import SharingOptions, Why
 from kafka_marshal.engine.share_inputs import GiveBackRun
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.open_messages import hash_of
+from kafka_marshal.engine.work.topic_mark import NO_ID
 from rationalizer import (
     ClaimingMessages,
     ClaimingPartition,
@@ -294,7 +295,7 @@ class Members:
             del self.net.data[key]
         for partition in range(count):
             self.net.data[name, partition] = DataLog(*made)
-        self.net.topic_ids[name] = options.pop("id", self.net.topic_ids.get(name, ""))
+        self.net.topic_ids[name] = options.pop("id", self.net.topic_ids.get(name, NO_ID))
         self.net.tell_topics()
 
     def _wait(self, words: list[str], options: dict[str, str]) -> None:

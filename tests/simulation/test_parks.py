@@ -164,7 +164,7 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], Scenario]] = [
     (_passes_a_park_before_it_is_accepted, drawn(0)),
     (_settles_a_park_twice, drawn(0)),
     (_forgets_what_is_redriven, drawn(0)),
-    (_forgets_tries_at_a_handover, restarted(7)),
+    (_forgets_tries_at_a_handover, restarted(11)),
     (_does_not_log_tries_at_a_handover, restarted(0)),
     (_begins_the_next_before_the_log_has_the_last, drawn(14, groups=True, intervals=88)),
 ]

@@ -145,15 +145,15 @@ class TopicMarks:
         self._subscription.learn(topics)
 
     def is_made_anew(self, key: Key) -> bool | None:
-        """Whether the position was reached in another topic of this name. None: not known yet."""
-        marks = self._known(key)
-        if not marks:
-            return False
-        topic_id = self._subscription.topic_id(key[0])
+        """Whether the position was reached in another topic of this name.
+
+        None: not known yet. So it is too if the log has no mark: what is done would be marked as of a later topic.
+        """
+        marks, topic_id = self._known(key), self._subscription.topic_id(key[0])
         if topic_id is None:
             return None
         mark = mark_of(topic_id)
-        return mark is not None and marks != {mark}
+        return bool(marks) and mark is not None and marks != {mark}
 
     def step(self, now: float) -> None:
         """Commit the marks of partitions whose first messages have come: all, since what is done of them follows."""
