@@ -151,7 +151,7 @@ def test_no_function_is_too_long() -> None:
 #: Package → (modules, lines) that it may have, docstrings included.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (36, 5_810),
-    "admin": (26, 6_370),
+    "admin": (26, 6_380),
     "archive": (4, 830),
     "checkpoints": (5, 650),
     "cli": (32, 8_130),
@@ -160,7 +160,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "kafka_marshal": (19, 2_830),
     "metrics": (8, 1_860),
     "node": (30, 4_670),
-    "observe": (27, 6_070),
+    "observe": (27, 6_090),
     "pipeline": (39, 8_490),
     "rationalizer": (57, 10_220),
     "sinks": (10, 2_720),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (522, 107_840)
+MOST_OF_ALL = (522, 107_860)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from kafka_marshal import KafkaUnavailableError
+from kafka_marshal.admin.transfer import empty_kafka_group
 from kafka_marshal.observe.open_transactions import Transaction, behind_transactions, open_transactions, parse
 from kafka_marshal.observe.stuck import mark_stuck
 from tests.cli.test_view import held
@@ -81,3 +82,5 @@ def test_a_pending_offset_is_told_from_brokers_that_do_not_answer(scene: Scene, 
     group.close()
     with pytest.raises(KafkaUnavailableError, match="has an offset in a transaction that has not ended"):
         scene.cluster.kafka_group(scene.group, 6)
+    with pytest.raises(KafkaUnavailableError, match=f"most likely transactional id 'pay-{scene.group}', producer "):
+        empty_kafka_group(scene.cluster, scene.group)

@@ -142,9 +142,13 @@ def pending(group_id: str, key: TopicPartition, why: str) -> KafkaUnavailableErr
     )
 
 
-def offsets_pending(group_id: str) -> KafkaUnavailableError:
-    """A group of Kafka's own with an offset in a transaction that has not ended."""
-    return KafkaUnavailableError(
+class OffsetsPendingError(KafkaUnavailableError):
+    """A group of Kafka's own has an offset in a transaction that has not ended."""
+
+
+def offsets_pending(group_id: str) -> OffsetsPendingError:
+    """The error that says so."""
+    return OffsetsPendingError(
         f"The consumer group {group_id!r} has an offset in a transaction that has not ended, so Kafka does not say "
         "which offset counts. Nothing was changed. Do it again when the transaction has ended: once its program runs "
         "again, or its timeout has passed. (kafka-transactions.sh --bootstrap-server ADDRESS list names open ones)"

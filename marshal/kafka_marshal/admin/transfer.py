@@ -10,14 +10,16 @@ from dataclasses import replace
 from shlex import quote
 from typing import Any, Literal
 
+from kafka_marshal.adapters.transactions import OffsetsPendingError
 from kafka_marshal.admin.coordinated import configure, set_around
 from kafka_marshal.admin.pause_work import PauseWork
 from kafka_marshal.admin.positions import LOOKUP_TIMEOUT_S, Move, lost_positions, moves_to
 from kafka_marshal.admin.session import GroupKind, wrong_kind
 from kafka_marshal.engine.work.copies import Copy, done_from
 from kafka_marshal.engine.work.topic_mark import kafka_counts
-from kafka_marshal.errors import AdminError
+from kafka_marshal.errors import AdminError, KafkaUnavailableError
 from kafka_marshal.node.log_guard import progress_of_all
+from kafka_marshal.observe.open_transactions import offsets_held_text
 from kafka_marshal.observe.text import count
 from kafka_marshal.ports import Cluster, KafkaGroup, TopicPartition
 from rationalizer import Progress
@@ -180,7 +182,10 @@ def refuse_open(group_id: str, found: Mapping[TopicPartition, Progress], is_left
 
 def empty_kafka_group(cluster: Cluster, group_id: str) -> KafkaGroup:
     """Kafka's own group. Raises AdminError if it has members."""
-    kafka = cluster.kafka_group(group_id, LOOKUP_TIMEOUT_S)
+    try:
+        kafka = cluster.kafka_group(group_id, LOOKUP_TIMEOUT_S)
+    except OffsetsPendingError as error:
+        raise KafkaUnavailableError(f"{error}{offsets_held_text(cluster, group_id)}") from error
     if kafka.members:
         raise AdminError(
             f"Kafka's own consumer group {group_id!r} has members: {', '.join(kafka.members[:4])}. Nothing was "

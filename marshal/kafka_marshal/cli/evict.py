@@ -90,21 +90,14 @@ def evict(
             name, held = group or "", [_lease(options, admin, group or "", topic_name, partition)]
             if held[0].kind == "coordinated":
                 admin.evict(name, held[0].topic, held[0].partition, dry_run=True)  # refuses, before anybody is asked
-        if dry_run:
+
+        def evict(*, dry_run: bool = False) -> list[LeaseInfo]:
             if member is not None:
-                held = admin.evict(name, member, force=force, dry_run=True)
-            else:
-                held = [admin.evict(held[0].group_id, held[0].topic, held[0].partition, force=force, dry_run=True)]
-            for lease in [] if options.json else held:
-                where = f"{lease.topic} partition {place_text(lease.partition, lease.lo, lease.hi)}"
-                say(f"{_described(lease)} would be evicted from {where}.")
-            if not held and not options.json:
-                say(f"{member} would leave group {name}; it owns nothing.")
-            elif went_back and not options.json:
-                say(went_back)
-            if options.json:
-                _print(held, member, done=False)
-            return DONE
+                return admin.evict(name, member, force=force, dry_run=dry_run)
+            return [admin.evict(name, held[0].topic, held[0].partition, force=force, dry_run=dry_run)]
+
+        if dry_run:
+            return _report(options, evict(dry_run=True), member, name, went_back, done=False)
         if went_back and held and not yes:
             note(options, went_back)
         if not ask(f"Evict {_all(held) if held else f'{member}, which owns nothing,'} of group {name}?", yes):
@@ -113,18 +106,25 @@ def evict(
         options.if_interrupted = "The releases may have been written: see kafka-marshal who."
         if member is not None:
             _say_if_last(admin, name, member)
-            held = admin.evict(name, member, force=force)
-        else:
-            held = [admin.evict(held[0].group_id, held[0].topic, held[0].partition, force=force)]
-    for was in [] if options.json else held:
-        where = f"{was.topic} partition {place_text(was.partition, was.lo, was.hi)}"
-        say(f"released: {was.client_id} no longer holds {where} (epoch {was.epoch}).")
-    if not held and not options.json:
-        say(f"{member} has left group {name}; it owned nothing.")
-    elif went_back and not options.json:
-        say(went_back)
+        return _report(options, evict(), member, name, went_back, done=True)
+
+
+def _report(
+    options: Options, held: list[LeaseInfo], member: str | None, group: str, went_back: str, *, done: bool
+) -> int:
     if options.json:
-        _print(held, member, done=True)
+        _print(held, member, done=done)
+        return DONE
+    for was in held:
+        where = f"{was.topic} partition {place_text(was.partition, was.lo, was.hi)}"
+        released = f"released: {was.client_id} no longer holds {where} (epoch {was.epoch})."
+        say(released if done else f"{_described(was)} would be evicted from {where}.")
+    if not held:
+        say(
+            f"{member} {'has left' if done else 'would leave'} group {group}; it {'owned' if done else 'owns'} nothing."
+        )
+    elif went_back:
+        say(went_back)
     return DONE
 
 

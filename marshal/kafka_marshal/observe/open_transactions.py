@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.observe.rows import span_text
+from kafka_marshal.observe.text import local_ms
 
 if TYPE_CHECKING:
     from kafka_marshal.ports import Cluster, TopicPartition
@@ -25,6 +26,9 @@ READ_S = 5.0
 
 #: Those that are ongoing, or whose end is not in all partitions yet.
 _OPEN_STATES = (1, 2, 3)
+
+#: The topic in which the brokers keep committed offsets.
+_OFFSETS_TOPIC = "__consumer_offsets"
 
 
 class Transaction(NamedTuple):
@@ -55,15 +59,32 @@ def behind_transactions(
     return {key: _text(key, at, found.get(key), now_ms) for key, at in held.items()}
 
 
+def offsets_held_text(cluster: Cluster, group_id: str) -> str:
+    """The transaction that most likely has an offset of this group, as one more sentence; "": none was found."""
+    with suppress(MarshalError, KeyError):
+        partitions = cluster.topic_info([_OFFSETS_TOPIC], READ_S)[_OFFSETS_TOPIC].partitions
+        units, number = group_id.encode("utf-16-be"), 0
+        for at in range(0, len(units), 2):  # as String.hashCode(): the partition is |hash| mod their number
+            number = (31 * number + int.from_bytes(units[at : at + 2], "big")) & 0xFFFFFFFF
+        key = _OFFSETS_TOPIC, min(number, 2**32 - number) % 2**31 % partitions
+        if (found := open_transactions(cluster, [key]).get(key)) is not None:
+            return f" It is most likely {_named(found, local_ms())}"
+    return ""
+
+
+def _named(found: Transaction, now_ms: float) -> str:
+    since = span_text(max(0, now_ms - found.since_ms), False)
+    return (
+        f"transactional id {found.transactional_id!r}, producer {found.producer_id}, epoch {found.producer_epoch}, "
+        f"since {since}, transaction.timeout.ms {found.timeout_ms}"
+    )
+
+
 def _text(key: TopicPartition, at: int, transaction: Transaction | None, now_ms: int) -> str:
     tool, place = "kafka-transactions.sh --bootstrap-server ADDRESS", f"--topic {key[0]} --partition {key[1]}"
     named = f"{tool} describe-producers {place} names it"
     if transaction is not None:
-        named = (
-            f"transactional id {transaction.transactional_id!r}, producer {transaction.producer_id}, epoch "
-            f"{transaction.producer_epoch}, since {span_text(max(0, now_ms - transaction.since_ms), False)}, "
-            f"transaction.timeout.ms {transaction.timeout_ms}"
-        )
+        named = _named(transaction, now_ms)
     return (
         f"a transaction is open from offset {at} on ({named}): readers with read_committed get nothing behind it until "
         f"it ends. Start its program again, or wait for its timeout; if it never ends: {tool} abort {place} "
