@@ -178,8 +178,8 @@ def test_in_asyncio_a_message_is_set_aside_redriven_and_handled_once_more(crew: 
             running = asyncio.ensure_future(consumer.run(handle, retry=TRIES, park=True)) if way == "run" else None
             if running is None:
                 await poll(consumer, MESSAGES)
-            await until(lambda: parked(crew, topic) == [(3, 2, "ValueError") if running else (3, 1, "odd")])
             await until(lambda: running is None or len(got) == MESSAGES)
+            await until(lambda: parked(crew, topic) == [(3, 2, "ValueError") if running else (3, 1, "odd")])
             await asyncio.to_thread(redrive, crew, topic, {3})
             if running is None:
                 await poll(consumer, MESSAGES + 1)

@@ -178,7 +178,7 @@ def test_p11_a_position_beyond_the_log_delivers_nothing(scene: Scene) -> None:
     with scene.member("a") as member, member.claim(topic, 0) as lease:
         lease.heartbeat(99)
     consumer = scene.member("b").ranges([topic], position_lost="raise")
-    with pytest.raises(PositionLostError, match="goes on at offset 100"):
+    with pytest.raises(PositionLostError, match="continues at offset 100"):
         consumer.take(10, timeout=20)
     assert consumer.take(10, timeout=0.3) == []
 
