@@ -206,6 +206,7 @@ def test_the_recipe_of_the_page(
             worker = threading.Thread(target=consumer.run, args=(handle,), kwargs={"retry": retry, "park": True})
             worker.start()
             try:
+                wait_until(lambda: len(handled) == 8)
                 wait_until(lambda: len(kafka(*shown, "--parked").rows) == 2)
                 assert kafka(*looked).lines[0] == f"{orders} [0] offset 3"
                 mended.set()

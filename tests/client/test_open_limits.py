@@ -94,7 +94,7 @@ def test_a_partition_that_is_full_is_named_before_it_is_and_then_waits_for_the_o
     other = wait_until(lambda: consumer.poll(1.0))
     assert other.partition() == 1  # others continue
     consumer.done(other)
-    assert consumer.poll(0.5) is None
+    assert (again := consumer.poll(0.5)) is None or again.partition() == 1  # if a busy machine lost its lease
 
     Admin(crew.bootstrap, topic=crew.coordination).discard(crew.group, [(topic, 0, 0)])
     message = wait_until(lambda: consumer.poll(1.0))

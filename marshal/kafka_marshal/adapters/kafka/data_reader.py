@@ -20,7 +20,7 @@ from kafka_marshal.ports import DataFault, FaultKind, Message, TopicPartition
 _ERROR = KafkaMessage.error
 
 
-#: When a look-up of a topic that held up the reading thread is due again.
+#: When a look-up of a topic that held up the reading thread, and had no answer, is due again.
 WARM_UP_AGAIN_S = 10.0
 
 #: How old a cached log end may grow while messages come: fresh enough to measure lag by, cheap enough not to matter.
@@ -58,7 +58,8 @@ class KafkaDataReader:
         self._asked_for: set[TopicPartition] = set()
         #: Topics assigned whose leaders librdkafka may not know, and when we made it look them up (monotonic).
         self._new_topics: set[str] = set()
-        self._warmed_up: dict[str, float] = {}
+        #: Topics that were looked up without an answer, and when.
+        self._unanswered: dict[str, float] = {}
         self._reading.before_wait = self._warm_up_new_topics
         self._reading.is_assigned = lambda: bool(self._assigned)
         self._next_look = 0.0
@@ -95,12 +96,12 @@ class KafkaDataReader:
         self._new_topics.update(new_topics)
 
     def _new_topics_of(self, positions: Iterable[TopicPartition]) -> set[str]:
-        """The topics of these whose leaders librdkafka may not know: it knows those that it reads from.
+        """The topics of these whose leaders librdkafka does not know: it knows only those that it reads from.
 
         (Of a partition that such a topic has got since, it learns within a second, and no question makes it sooner.)
         """
         due = time.monotonic() - WARM_UP_AGAIN_S
-        found = {topic for topic, _ in positions if self._warmed_up.get(topic, due) <= due}
+        found = {topic for topic, _ in positions if self._unanswered.get(topic, due) <= due}
         return found.difference(topic for topic, _ in self._assigned) if found else found
 
     def _warm_up_new_topics(self) -> None:
@@ -111,7 +112,7 @@ class KafkaDataReader:
         if self._new_topics:
             names, self._new_topics = self._new_topics, set()
             # If no broker answers, not again and again.
-            self._warmed_up.update(dict.fromkeys(names, time.monotonic()))
+            self._unanswered.update(dict.fromkeys(names, time.monotonic()))
             self._warm_up(names)
 
     def _remove(self, partitions: list[TopicPartition]) -> None:
@@ -167,10 +168,8 @@ class KafkaDataReader:
     def partition_counts(self, topics: Iterable[str], timeout_s: float) -> dict[str, int]:
         names = list(topics)
         if self._list_topics is None:
-            found = _counted(self._reading.consumer.list_topics, names, timeout_s)
-            self._warmed_up.update(dict.fromkeys(found, time.monotonic()))
-            return found
-        # This client, which is new, connects and learns the leaders meanwhile: before it is assigned anything, mostly.
+            return _counted(self._reading.consumer.list_topics, names, timeout_s)
+        # This client, which is new, connects meanwhile: before it is assigned anything, mostly.
         self._reading.warm_up(partial(self._warm_up, names))
         return _counted(self._list_topics, names, timeout_s)
 
@@ -186,7 +185,7 @@ class KafkaDataReader:
             with contextlib.suppress(KafkaException):  # it retries by itself
                 left_s = max(SHORTEST_WAIT_S, deadline - time.monotonic())
                 self._reading.consumer.get_watermark_offsets(KafkaPartition(topic, 0), timeout=left_s)
-                self._warmed_up[topic] = time.monotonic()
+                self._unanswered.pop(topic, None)
 
     def high_watermark(self, topic: str, partition: int) -> int | None:
         self._reading.check_open()
