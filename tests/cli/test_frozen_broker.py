@@ -17,7 +17,7 @@ from tests.cli.harness import Command
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
-HI = 1_000
+HI = 2_000  # a client that connects again may be silent for two seconds
 
 #: What must not be said of members that are at work.
 WRONG = ("is gone", "evict", "start one", "Start its workers", "hung?", "held back")

@@ -277,7 +277,7 @@ STORIES: tuple[Scenario, ...] = (
     _releases_get_lost(),
     _offsets_without_messages("iterate", "defer", "poll", "batches"),
     _clocks_jump_while_members_come(0, 0.6),
-    _steered("told"),
+    _steered("callbacks"),
     _stopped_within_consume(),
 )
 
@@ -293,5 +293,5 @@ MORE_STORIES: tuple[Scenario, ...] = (
     *(_doubts_while_a_batch_fills(seed, 0.62) for seed in (3, 4)),
     _done_beyond_gaps(),
     _moved_back_while_it_waits(),
-    _steered("told", "at-most-once"),
+    _steered("callbacks", "at-most-once"),
 )

@@ -15,8 +15,9 @@ from rationalizer.routing import route_group
 #: The longest interval of those at work is looked up again after this many records.
 _EVERY = 1_000
 
-#: After an outage a member's client may need this long (ms), and two intervals, to connect and write again.
-_BACK_MS = 5_000
+#: After an outage a member's client may need this long (ms), and two intervals, to connect and write again: it gives up
+#: a connection that a hanging broker accepted after five seconds, and its requests after as many.
+_BACK_MS = 10_000
 
 
 class Standstill(NamedTuple):
