@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (522, 107_860)
+MOST_OF_ALL = (522, 107_850)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

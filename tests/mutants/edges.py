@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise, product
 
-from msgpack import packb
+from msgpack import packb, unpackb
 from xxhash import xxh64
 
-from rationalizer import InvalidRecordError, World, encode
+from rationalizer import InvalidRecordError, SnapshotError, World, encode
 from rationalizer.routing import key_hash, key_range, route_group
 from rationalizer.wire.records import (
     BeatEntry,
@@ -120,9 +120,23 @@ def _longest_written() -> Iterator[str]:
         yield f"a record of {length} bytes is written as {written}, not as {wanted}" if written != wanted else ""
 
 
+def _epoch_to_come() -> Iterator[str]:
+    """S1: a lease's epoch is the offset of a record before the snapshot."""
+    world = World(0, 1)
+    world.apply(0, 1_000, encode(ClaimingPartition(*WHO, "t", 0, 1_000)))
+    state = unpackb(world.snapshot())
+    state[5][0][5] = state[2]
+    try:
+        World.restore(packb(state), 1)
+    except SnapshotError:
+        return
+    yield "a state with an epoch that is to come is taken"
+
+
 def edges() -> Iterator[str]:
     """Differences between the rationalizer and the oracle, log by log."""
     yield from _places()
+    yield from _epoch_to_come()
     yield from _longest_written()
     written = (_beats_that_are_nearly_right(), _levels(), _limits(), _names_in_batches())
     alone = [(0, 1, log) for logs in written for log in logs]

@@ -37,8 +37,8 @@ TREES = (
     "rationalizer",
     *(f"tests/{name}" for name in ("campaigns", "faults", "mutants", "rationalizer", "tables")),
 )
-#: Tests that are proofs: of members of coordinated groups, and of sinks.
-TESTS = ("tests/audit", "tests/engine", "tests/scripts", "tests/sinks", "tests/broker")
+#: Tests that are proofs, of members of coordinated groups and of sinks, and what they import.
+TESTS = ("tests/audit", "tests/engine", "tests/scripts", "tests/sinks", "tests/broker", "tests/client")
 
 #: The row of the product as it is, which must pass.
 CONTROL = "(none: the product as it is)"

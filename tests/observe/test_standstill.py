@@ -176,8 +176,8 @@ def test_after_a_thaw_the_time_of_the_outage_counts_for_nobody() -> None:
     assert fleet.states() == ["seen", "gone", "gone"]
     (_, _, text), _ = fleet.check()
     assert text == (
-        "w1 (h:1) is gone: silent for 1 min 4 s (an outage: nothing came to the log for 45 s of that). It holds 1 partition "
-        "(orders 1)"
+        "w1 (h:1) is gone: silent for 1 min 4 s (an outage: nothing came to the log for 45 s of that). It holds 1 "
+        "partition (orders 1)"
     )
 
 

@@ -120,9 +120,8 @@ def _report(
         released = f"released: {was.client_id} no longer holds {where} (epoch {was.epoch})."
         say(released if done else f"{_described(was)} would be evicted from {where}.")
     if not held:
-        say(
-            f"{member} {'has left' if done else 'would leave'} group {group}; it {'owned' if done else 'owns'} nothing."
-        )
+        left, owned = ("has left", "owned") if done else ("would leave", "owns")
+        say(f"{member} {left} group {group}; it {owned} nothing.")
     elif went_back:
         say(went_back)
     return DONE

@@ -171,9 +171,7 @@ def _picture(
                 for cp, world in view.worlds.items()
             ],
             "groups": [_group_json(each, problems[each.group]) for each in groups],
-            "members": [
-                found for each in groups for found in [*map(_member_json, each.members), *map(_member_json, each.idle)]
-            ],
+            "members": [_member_json(row) for each in groups for row in (*each.members, *each.idle)],
             "leases": [_json(row) for each in groups for row in each.leases if row.cp is not None],
             "pauses": [
                 {

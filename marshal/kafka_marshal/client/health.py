@@ -114,17 +114,8 @@ class Health:
         held = f"{self.state} " * bool(self.state) + f"{self.leases} {what}{'s' * (self.leases != 1)} held"
         head = f"{state}: {held}, last turn {self.turned_ago_ms / 1000:.1f} s ago"
         nearly = [found for found in self.crowded if not found.is_full]
-        return "\n".join(
-            [
-                head,
-                *(
-                    f"- {found}"
-                    for found in dict.fromkeys(
-                        map(str, (*self.problems, *self.stuck, *self.held_back, *nearly, *self.hot_keys))
-                    )
-                ),
-            ]
-        )
+        found = (*self.problems, *self.stuck, *self.held_back, *nearly, *self.hot_keys)
+        return "\n".join([head, *(f"- {text}" for text in dict.fromkeys(map(str, found)))])
 
 
 #: Why a partition is stuck until an operator acts.

@@ -29,8 +29,8 @@ METADATA_INTERVAL_MS = 5_000.0
 #: Jitter: ± this share, drawn for each check, so that members that start together do not ask together for ever.
 METADATA_JITTER = 0.25
 
-#: The ids of topics that were only counted are asked for after this, with jitter: a topic recreated before that would
-#: seem the old one. With few partitions, at once; a thousand cost milliseconds while every member is starting.
+#: The ids of topics that were only counted are asked for after this, with jitter, or once a partition is granted (P12).
+#: With few partitions, at once; a thousand cost milliseconds while every member is starting.
 IDS_WITHIN_MS = 2_000.0
 FEW_PARTITIONS = 200
 
