@@ -150,7 +150,7 @@ def test_no_function_is_too_long() -> None:
 
 #: Package → (modules, lines) that it may have, docstrings included.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
-    "adapters": (36, 5_810),
+    "adapters": (36, 5_830),
     "admin": (26, 6_380),
     "archive": (4, 830),
     "checkpoints": (5, 650),

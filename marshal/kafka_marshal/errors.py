@@ -23,10 +23,6 @@
     ├── GroupError                  a coordinated group can't be used like that
     │   ├── WrongKindError          it is a claimed group, or a coordinated one where a claimed one is wanted
     │   ├── GroupForgottenError     it was forgotten while this member worked
-    │   ├── IllegalGenerationError  a generation that the log does not know, or that is over
-    │   ├── UnknownConsumerError    this process is no member of it
-    │   ├── CoordinatorStartupNotCompleteError  the replica has not caught up yet; try again
-    │   ├── NotCoordinatorForGroupError         the record went to another partition than the group's home
     │   ├── InconsistentPartitioningStrategyError  the members have another strategy
     │   ├── UnknownPartitioningStrategyError       there is no such strategy
     │   ├── SessionTimeoutTooHighError  the session is above the group's setting
@@ -86,7 +82,6 @@ __all__ = [
     "ConfigurationError",
     "ConnectorMissingError",
     "CoordinationTopicError",
-    "CoordinatorStartupNotCompleteError",
     "ExtraMissingError",
     "ForkedError",
     "GroupError",
@@ -94,7 +89,6 @@ __all__ = [
     "GroupFullError",
     "GroupPausedError",
     "HeldError",
-    "IllegalGenerationError",
     "InconsistentPartitioningStrategyError",
     "KafkaUnavailableError",
     "KeyRangeError",
@@ -102,7 +96,6 @@ __all__ = [
     "LeaseLostError",
     "LogCutError",
     "MarshalError",
-    "NotCoordinatorForGroupError",
     "PartitionStuckError",
     "PositionLostError",
     "ProduceError",
@@ -126,7 +119,6 @@ __all__ = [
     "TransactionError",
     "TransactionFencedError",
     "TransactionLostError",
-    "UnknownConsumerError",
     "UnknownPartitioningStrategyError",
     "UpgradeRequiredError",
     "WrongEpochKindError",
@@ -241,22 +233,6 @@ class WrongKindError(GroupError):
 
 class GroupForgottenError(GroupError):
     """The group was forgotten while this member worked; its progress is gone."""
-
-
-class IllegalGenerationError(GroupError):
-    """A generation that the log does not know, or that is over for what it is used for."""
-
-
-class UnknownConsumerError(GroupError):
-    """This process is no member of the group."""
-
-
-class CoordinatorStartupNotCompleteError(GroupError):
-    """The replica has not caught up with the log yet; try again."""
-
-
-class NotCoordinatorForGroupError(GroupError):
-    """The record went to another partition than the group's home; the number of partitions differs."""
 
 
 class InconsistentPartitioningStrategyError(GroupError):

@@ -24,8 +24,8 @@ WITHOUT = ("kafka_marshal.testing", "kafka_marshal.adapters.memory")
 
 #: Dropped messages must be delivered again within this time: some heartbeat intervals.
 AGAIN_S = 4.0
-#: Everything else ends within this time.
-ANSWER_S = 2.0
+#: Everything else ends within this time, also on a busy machine; what hangs hangs for ever.
+ANSWER_S = 10.0
 #: At most once nothing is repeated, so a silence of this length counts as the end.
 QUIET_S = 0.15
 LONG_QUIET_S = 1.5

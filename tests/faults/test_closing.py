@@ -83,6 +83,26 @@ def test_a_loop_closes_what_it_reads(marshal: Marshal, what: str, delivery: Deli
     assert list(consumer) == []
 
 
+def test_it_is_closed_between_a_claim_of_messages_and_the_wait_for_it(
+    marshal: Marshal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine has no such consumer any more: what to read meanwhile has no answer."""
+    consumer: Any = marshal.consumer([TOPIC], delivery="at-most-once", batch_size=4)
+    wait, waits = consumer._await, []
+
+    def closed_first(pull: object, grant: object) -> None:
+        waits.append(grant)
+        Background(consumer.close)
+        consumers = marshal._driver.engine.consumers
+        assert marshal.world.wait_for(lambda _: consumer._engine.number not in consumers, AGAIN_S)
+        wait(pull, grant)
+
+    monkeypatch.setattr(consumer, "_await", closed_first)
+    user = Background(lambda: iterate(consumer))
+    user.end()
+    assert waits
+
+
 def test_a_lease_and_ranges_are_closed_beside_each_other(marshal: Marshal) -> None:
     ranges = marshal.ranges([TOPIC])
     user = Background(lambda: [ranges.done(ranges.take(3)) for _ in range(10_000) if not marshal.stopping])

@@ -29,7 +29,6 @@ FATES: dict[type[errors.MarshalError], Fate] = {
     errors.AuthenticationError: Fate.ENDS,
     errors.AuthorizationError: Fate.ENDS,
     errors.LeaseError: Fate.RETRIED,
-    errors.CoordinatorStartupNotCompleteError: Fate.RETRIED,
     errors.AdminError: Fate.RETRIED,
     errors.SinkError: Fate.FAILED,
     errors.StaleEpochError: Fate.RETRIED,

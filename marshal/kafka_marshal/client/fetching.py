@@ -328,7 +328,7 @@ class FetchingConsumer(Membership[S]):
     def _await(self, pull: Pull, grant: Grant) -> None:
         """Wait until our replica has applied the ClaimingMessages (C13); meanwhile, fetch the next batch."""
         with self._driver.locked(step=False):
-            room = self._take(Room(self._engine.number, pull))
+            room = self._take(Room(self._engine.number, pull)) or 0  # None: closed since, by another thread
         self._fetcher.fill(room, lambda: grant.is_answered)
         with self._driver.condition:
             self._driver.wait_for(lambda: grant.is_answered, None)

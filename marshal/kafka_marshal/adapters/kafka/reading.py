@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import Message as KafkaMessage
 
-from kafka_marshal.adapters.kafka.errors import Troubles, configuration_error
+from kafka_marshal.adapters.kafka.errors import LOGGER, Troubles, configuration_error
 from kafka_marshal.errors import ClosedError
 
 
@@ -52,6 +52,9 @@ WARM_UP_TIMEOUT_S = 0.25
 #: With nothing to read, a wait ends when a command comes; librdkafka's callbacks are served this often.
 STANDBY_S = 0.1
 
+#: librdkafka takes milliseconds to end a client, or for ever (its issues 4514 and 5476): then it is left behind.
+END_TIMEOUT_S = 5.0
+
 #: librdkafka counts in whole milliseconds: a shorter wait is no wait, and waiting in such steps would be a busy loop.
 SHORTEST_WAIT_S = 0.001
 
@@ -77,6 +80,7 @@ class Reading:
         self._turn = threading.Lock()
         self._commands: deque[Callable[[], None]] = deque()
         self._closing = False
+        self._end: threading.Thread | None = None
         #: Rung for a reading thread that waits with nothing to read.
         self._bell = threading.Event()
         #: Whether there is anything to read; where not, the consumer need not be asked.
@@ -183,11 +187,29 @@ class Reading:
             self.before_wait()
 
     def close(self) -> None:
-        """Free the consumer; waits for a read in another thread to leave (at most a slice). Idempotent."""
+        """Free the consumer; waits for a read in another thread to leave (at most a slice). Idempotent.
+
+        By another thread: one that waits for librdkafka sees no signal, and may do so for ever.
+        """
         self._closing = True
         self._bell.set()
         with self._turn:
-            self.consumer.close()
+            if self._end is not None:
+                return
+            self._end = threading.Thread(target=self.consumer.close, name=f"end of a {self.name}", daemon=True)
+            try:
+                self._end.start()
+            except RuntimeError:  # the interpreter ends, or the limit of threads: this one will do
+                self.consumer.close()
+                return
+            self._end.join(END_TIMEOUT_S)
+        if self._end.is_alive():
+            LOGGER.error(
+                "the %s has not ended %g s after its close: librdkafka hangs (its issues 4514 and 5476), with a "
+                "connection and some threads. Nothing is lost or repeated; they end with the process, which continues",
+                self.name,
+                END_TIMEOUT_S,
+            )
 
 
 def partition_of(message: KafkaMessage) -> int | None:
