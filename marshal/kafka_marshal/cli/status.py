@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import click
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from kafka_marshal.observe.log_size import Sizes
     from kafka_marshal.observe.view import View
 
+_Row = MemberRow | WorkerRow
 _GROUPS = (
     Column("group", fold=True, least=8),
     Column("kind", from_width=95),
@@ -171,7 +173,7 @@ def _picture(
                 for cp, world in view.worlds.items()
             ],
             "groups": [_group_json(each, problems[each.group]) for each in groups],
-            "members": [_member_json(row) for each in groups for row in (*each.members, *each.idle)],
+            "members": [_member_json(row) for each in groups for row in chain[_Row](each.members, each.idle)],
             "leases": [_json(row) for each in groups for row in each.leases if row.cp is not None],
             "pauses": [
                 {
@@ -331,7 +333,7 @@ def _progress(member: MemberRow) -> Cell:
     return Cell("-" if member.state != "seen" else "ok" if member.lag else "nothing to do", "dim")
 
 
-def _member_json(row: MemberRow | WorkerRow) -> dict[str, object]:
+def _member_json(row: _Row) -> dict[str, object]:
     """Of one that holds partitions, or of one that waits for some."""
     member, heard = (row, row.heard) if isinstance(row, MemberRow) else (None, row)
     return {
