@@ -26,7 +26,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from benchmarks.common import Row, bench_kafka, new_log, report
 from kafka_marshal import Marshal
-from kafka_marshal.engine import consumer_inputs as given
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.run import offset_of
@@ -92,7 +91,9 @@ class Worker:
             member.settle()
         if int(net.now) % 3_000 == 0:
             end = net.data[TOPIC, 0].end
-            member.engine.take(given.LogEnds(self.number, (TOPIC, 0), end), member.clock())
+            member.engine.take(
+                self.number, member.engine.consumers[self.number].log_ends, (TOPIC, 0), end, member.clock()
+            )
 
     def _begin(self, run: Run) -> None:
         self.waits.append(self._net.now - self._born[offset_of(run.messages[self._place])])

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from kafka_marshal.engine.engine import Engine
+from kafka_marshal.engine.inputs import GIVEN
 from tests.test_house_rules import MODULES, tree_of
 
 #: What an engine, or a part of it, is called elsewhere.
@@ -133,9 +135,24 @@ def test_nothing_else_changes_an_engine() -> None:
         ("if (x := engine.groups.get(key)) is not None: x.pieces[key] = 1", ["x.pieces[key]"]),
         ("run.assignment.lease.stop()", ["run.assignment.lease.stop"]),
         ("del driver.engine.consumers[1]", ["driver.engine.consumers[1]"]),
-        ("engine.take(Step(), now); run.since = now; return engine.consumers.get(number)", []),
+        ("engine.take(None, engine.step, now); run.since = now; return engine.consumers.get(number)", []),
     ],
 )
 def test_each_other_way_is_found(body: str, found: list[str]) -> None:
     tree = ast.parse(f"def function(self, engine, run: Run, key, now):\n    {body}")
     assert [what for _, what in changes(tree)] == found
+
+
+def test_what_is_passed_to_the_engine_is_marked() -> None:
+    """A recording ends at a function that is not: only those come again in a replay."""
+    marked, passed = {each.__name__ for each in GIVEN}, set[str]()
+    for name, path in MODULES.items():
+        if not name.startswith(("kafka_marshal.engine", "kafka_marshal.testing")):
+            for node in ast.walk(tree_of(path)):
+                match node:
+                    case ast.Call(func=ast.Attribute(value=of, attr="take"), args=[_, ast.Attribute(attr=found), *_]):
+                        passed |= {found} if of_engine(of, {"engine"}) else set()
+                    case ast.Call(func=ast.Attribute(attr="_take"), args=[ast.Attribute(attr=found), *_]):
+                        passed.add(found)
+    assert len(passed) > 40 and Engine.step in GIVEN
+    assert passed - marked == set()

@@ -17,7 +17,6 @@ from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.engine.awaited import AWAITED, Awaited
 from kafka_marshal.engine.effects import Append
 from kafka_marshal.engine.engine import Engine
-from kafka_marshal.engine.inputs import AppendRecord
 from kafka_marshal.engine.settings import EngineSettings, proof_margin_ms
 from kafka_marshal.engine.shares.consumer import BUSY_STEP_MS
 from kafka_marshal.node import stalled_fetch, steps
@@ -287,7 +286,7 @@ def test_an_own_beat_is_read_as_soon_as_it_is_in_the_log(groups: Groups) -> None
     last_beat = before.last_beat
     beat = GroupHeartbeat(*driver.engine.ids, a.consumer.member_id, a.consumer.generation)
     with driver.locked() as engine:
-        engine.take(AppendRecord(groups.home, beat), driver.now_ms())
+        engine.take(None, engine.outbox.append, groups.home, beat)
     wait_until(lambda: before.last_beat > last_beat)
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+from math import inf
 from random import Random
+from typing import Any
 
-from kafka_marshal.engine import consumer_inputs as given
-from kafka_marshal.engine import inputs
 from kafka_marshal.engine.claims.leases import HeldLease
 from kafka_marshal.engine.effects import (
     Append,
@@ -32,6 +32,7 @@ from kafka_marshal.engine.effects import (
     Warn,
 )
 from kafka_marshal.engine.engine import Engine
+from kafka_marshal.engine.plane import Checkpointing
 from kafka_marshal.engine.policies import Balanced, Policy
 from kafka_marshal.engine.recording import Recorder
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings, Why
@@ -276,7 +277,7 @@ class Member:
         self.due = 0.0
         for cp in self.worlds:
             self.apply(cp, live=False)
-        self.engine.take(inputs.CaughtUp(), self.clock())
+        self.engine.take(None, self.engine.caught_up, self.clock())
         self.settle()
 
     def clock(self) -> float:
@@ -295,14 +296,14 @@ class Member:
         settings.update(options)
         subscription = Subscription(topics, "__marshal")
         wanted = ConsumerSettings(**settings)  # type: ignore[arg-type]
-        made: ConsumerEngine = self.engine.take(inputs.AddConsumer(subscription, wanted), self.clock())
+        made = self.engine.take(None, self.engine.add_consumer, subscription, wanted)
         self.consumers.append(made)
         self.look_at_topics()
         return made
 
     def look_at_topics(self) -> None:
         if not self.paused:
-            self.engine.take(inputs.Topics(self.net.topics()), self.clock())
+            self.engine.take(None, self.engine.metadata, self.net.topics(), self.clock())
             self.settle()
 
     # The caller's duties.
@@ -331,14 +332,14 @@ class Member:
                 self.recorder.record(*log[offset])
             outcome = world.apply(offset, *log[offset])
             if live:
-                self.engine.take(inputs.Applied(cp, offset, outcome), self.clock())
+                self.engine.take(None, self.engine.applied, cp, offset, outcome, self.clock())
         return news
 
     def settle(self) -> None:
         now = self.clock()
-        self.engine.take(inputs.Step(), now)
+        self.engine.take(None, self.engine.step, now)
         self.carry_out_all()
-        self.due = self.engine.take(inputs.Deadline(), now)
+        self.due = self.engine.take(None, self.engine.deadline, now)
         assert self.due > now, f"nothing is left to do, yet {self.due} is no later than {now}: a shell would spin"
 
     def carry_out_all(self) -> None:
@@ -369,12 +370,12 @@ class Member:
                 self.held_saves.append(effect)
                 if not self.hold_saves:
                     self.answer_saves()
-                    self.engine.take(inputs.Step(), self.clock())
+                    self.engine.take(None, self.engine.step, self.clock())
             case RestoreState():
                 self.held_restores.append(effect)
                 if not self.hold_restores:
                     self.answer_restores()
-                    self.engine.take(inputs.Step(), self.clock())
+                    self.engine.take(None, self.engine.step, self.clock())
             case CheckpointCompleted(checkpoint=checkpoint):
                 self.completed.append(checkpoint)
             case Call():
@@ -388,24 +389,24 @@ class Member:
     def send(self, append: Append) -> None:
         """Send a record to the broker."""
         if self.drop_appends or self.drop_if(append.record):
-            self.engine.take(inputs.Acked(append.token, None), self.clock())
+            self.engine.take(None, self.engine.acked, append.token, None, self.clock())
             return
         offset = self.net.append(append.cp, encode(append.record))
         if self.duplicate:
             self.net.append(append.cp, encode(append.record))
         match self.acks:
             case "now":
-                self.engine.take(inputs.Acked(append.token, offset), self.clock())
+                self.engine.take(None, self.engine.acked, append.token, offset, self.clock())
             case "late":
                 self.late_acks.append((append.token, offset))
             case "blank":
-                self.engine.take(inputs.Acked(append.token, None), self.clock())
+                self.engine.take(None, self.engine.acked, append.token, None, self.clock())
 
     def deliver_acks(self) -> None:
         """The broker's late answers arrive."""
         acks, self.late_acks = self.late_acks, []
         for token, offset in acks:
-            self.engine.take(inputs.Acked(token, offset), self.clock())
+            self.engine.take(None, self.engine.acked, token, offset, self.clock())
         self.settle()
 
     def answer_lookups(self) -> None:
@@ -417,28 +418,36 @@ class Member:
                 start = log.end
             elif isinstance(lookup.start, datetime):
                 start = log.at_datetime
-            self.engine.take(inputs.Located(lookup, log.start, log.end, start), self.clock())
+            of = lookup, log.start, log.end, start, self.clock()
+            self.engine.take(None, self.engine.located, *of)
 
     def answer_take_overs(self) -> None:
         """Kafka's answers."""
         asked, self.held_take_overs = self.held_take_overs, []
         for each in asked:
-            self.engine.take(self.took_over(each), self.clock())
+            found = self.took_over(each)
+            if (consumer := self.engine.consumers.get(each.consumer)) is None:
+                continue
+            take_overs = consumer.positions.take_overs
+            if found is None:
+                self.engine.take(each.consumer, take_overs.failed, each, "fenced", None, self.clock())
+            else:
+                self.engine.take(each.consumer, take_overs.answered, each, *found, self.clock())
 
-    def took_over(self, asked: TakeOver) -> given.TookOver | given.TakeOverFailed:
-        """Carry out a step as Kafka would."""
+    def took_over(self, asked: TakeOver) -> tuple[int | None, str] | None:
+        """Carry out a step as Kafka would; None: the producer is fenced."""
         match asked.step:
             case TakeOverStep.OPEN:
                 self.net.producers[asked.key] = (self, asked.attempt)
             case TakeOverStep.READ:
-                return given.TookOver(asked.consumer, asked, *self.net.offsets.get(asked.key, ()))
+                return self.net.offsets.get(asked.key, (None, ""))
             case TakeOverStep.SET:
                 if self.net.producers.get(asked.key) != (self, asked.attempt):
-                    return given.TakeOverFailed(asked.consumer, asked, "fenced")
-                found = self.net.offsets.get(asked.key, ())
+                    return None
+                found = self.net.offsets.get(asked.key, (None, ""))
                 self.net.offsets[asked.key] = (asked.offset, self._metadata(asked.token))
-                return given.TookOver(asked.consumer, asked, *found)
-        return given.TookOver(asked.consumer, asked)
+                return found
+        return None, ""
 
     def _metadata(self, epoch: int) -> str:
         return metadata_of(epoch, self.engine.settings.log_name)
@@ -446,7 +455,8 @@ class Member:
     def commit(self, run: Run) -> str:
         """Commit a run's transaction; returns the result for the user: "committed", or why not."""
         assignment, number = run.assignment, run.assignment.consumer.number
-        turn = self.engine.take(given.Turn(number, run), self.clock())
+        consumer = self.engine.consumers[number]
+        turn = self.engine.take(number, consumer.positions.take_overs.turn, run, self.clock())
         if not turn:
             return "dropped" if turn is None else "not its turn"
         if self.clock() >= assignment.lease.proven_until:
@@ -454,7 +464,8 @@ class Member:
         if not assignment.taking.is_done:
             return "no producer"
         if self.net.producers.get(assignment.key) != (self, assignment.taking.attempt):
-            self.engine.take(given.Untake(number, assignment.key, assignment.epoch), self.clock())
+            of = assignment.key, assignment.epoch, False, self.clock()
+            self.engine.take(number, consumer.untake, *of)
             self.settle()
             return "fenced"
         self.net.offsets[assignment.key] = (run.last + 1, self._metadata(assignment.epoch))
@@ -465,10 +476,12 @@ class Member:
         """on_checkpoint returns; are_safe: so does what it returned."""
         asked, self.held_saves = self.held_saves, []
         for each in asked:
-            of = each.consumer, each.barrier, each.pieces
-            self.engine.take(given.StateReturned(*of, self.save_error), self.clock())
+            of = each.barrier, each.pieces
+            if (checkpoints := self.checkpoints_of(each.consumer)) is None:
+                continue
+            self.engine.take(each.consumer, checkpoints.returned, *of, self.save_error, self.clock())
             if self.save_error is None and are_safe:
-                self.engine.take(given.StateSafe(*of), self.clock())
+                self.engine.take(each.consumer, checkpoints.safe, *of, None, self.clock())
             elif self.save_error is None:
                 self.unsafe.append(each)
 
@@ -476,14 +489,18 @@ class Member:
         """on_restore returns, or raises."""
         asked, self.held_restores = self.held_restores, []
         for each in asked:
-            of = each.consumer, each.attempt, self.restore_error, self.is_state_missing
-            answer = given.StateRestored(*of)
-            self.engine.take(answer, self.clock())
+            if (checkpoints := self.checkpoints_of(each.consumer)) is not None:
+                of = each.attempt, self.restore_error, self.is_state_missing, self.clock()
+                self.engine.take(each.consumer, checkpoints.restored, *of)
+
+    def checkpoints_of(self, number: int) -> Checkpointing | None:
+        consumer = self.engine.consumers.get(number)
+        return None if consumer is None else consumer.source.checkpoints
 
     def return_callbacks(self, *, settle: bool = True, only: int | None = None) -> None:
         calls, self.held_calls = self.held_calls[:only], [] if only is None else self.held_calls[only:]
         for call in calls:
-            self.engine.take(inputs.Called(call), self.clock())
+            self.engine.take(None, self.engine.called, call, self.clock())
         if settle:
             self.settle()
 
@@ -496,12 +513,13 @@ class Member:
             log = self.net.data[key]
             if position < log.start or position > log.end:
                 del self.fetching[key]
-                self.engine.take(given.OutOfRange(number, key), self.clock())
+                positions = self.engine.consumers[number].positions
+                self.engine.take(number, positions.out_of_range, key, self.clock())
                 self.settle()
             elif offsets := log.offsets(position, limit):
                 self.fetching[key] = (number, offsets[-1] + 1)
                 messages: list[Message] = [FakeMessage(key, offset) for offset in offsets]
-                self.engine.take(given.Fetched(number, key, messages), self.clock())
+                self.engine.take(number, self.engine.consumers[number].fetched, key, messages, self.clock())
                 self.carry_out_all()
                 came += len(messages)
         return came
@@ -511,7 +529,7 @@ class Member:
         for consumer in self.consumers:
             for came in (None, 0):  # after a turn that ended early, existing messages are read first
                 wanted = Wanted(max_messages, iterating, came=came)
-                match self.engine.take(given.Next(consumer.number, wanted), self.clock()):
+                match self.engine.take(consumer.number, consumer.pull.next, wanted, self.clock()):
                     case Take(run):
                         return run
         return None
@@ -520,14 +538,15 @@ class Member:
         """The user's done(message)."""
         for consumer in self.consumers:
             if consumer.subscription.matches(TopicInfo(message.topic(), 1, "")):  # type: ignore[attr-defined]
-                self.engine.take(given.Done(consumer.number, [message]), self.clock())  # type: ignore[list-item]
+                of: Any = [message]
+                self.engine.take(consumer.number, consumer.delivery.done, of, self.clock())
         self.settle()
 
     def delivery_of(self, run: Run) -> Delivery:
         return self.engine.consumers[run.assignment.consumer.number].delivery
 
     def done_run(self, run: Run) -> None:
-        self.engine.take(given.DoneRun(run.assignment.consumer.number, run), self.clock())
+        self.engine.take(run.assignment.consumer.number, self.delivery_of(run).done_run, run, self.clock())
         self.settle()
 
     def leave_run(self, run: Run) -> None:
@@ -561,13 +580,13 @@ class Member:
         came: int | None = None
         run: Run | None = None
         while run is None:
-            match self.engine.take(given.Next(consumer.number, Wanted(0, came=came)), self.clock()):
+            match self.engine.take(consumer.number, consumer.pull.next, Wanted(0, came=came), self.clock()):
                 case Take(found):
                     run = found
                 case Fetch(room, _):
                     came = self.fetch(fetch) if room > 0 and not consumer.closing else 0
                 case AwaitGrant(grant) if grant.is_answered:
-                    self.engine.take(given.Answered(consumer.number, consumer.pull, grant), self.clock())
+                    self.engine.take(consumer.number, consumer.pull.answered, grant, self.clock())
                     came = None
                 case _:
                     break
@@ -581,7 +600,7 @@ class Member:
 
     def close(self) -> None:
         for consumer in self.consumers:
-            self.engine.take(given.Close(consumer.number), self.clock())
+            self.engine.take(consumer.number, consumer.close, self.clock(), inf)
         self.settle()
 
     def held(self) -> list[Key]:

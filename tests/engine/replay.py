@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from operator import attrgetter
 from random import Random
 from typing import Any
 from zlib import crc32
 
-from kafka_marshal.engine.consumer_inputs import Done, Fetched, Finish
 from kafka_marshal.engine.engine import Engine
-from kafka_marshal.engine.inputs import Applied, CaughtUp, Input
+from kafka_marshal.engine.inputs import GIVEN
 from kafka_marshal.engine.notation import RecordedError, from_json, offsets_in, to_json
 from kafka_marshal.engine.policies import Balanced
 from kafka_marshal.engine.readings import READERS
@@ -31,8 +31,11 @@ from kafka_marshal.engine.work.pull import AwaitGrant, GrantedPull, Pull
 from kafka_marshal.engine.work.purgatory import Finished
 from kafka_marshal.engine.work.run import Run
 from kafka_marshal.types import Key
-from rationalizer import World
+from rationalizer import World, decode
 from rationalizer.levels import SUPPORTED_LEVEL
+
+#: Inputs that are methods of nothing, by name.
+FUNCTIONS = {each.__name__: each for each in GIVEN if "." not in each.__qualname__}
 
 #: At most this many characters of an entry are shown if a replay differs.
 SHOWN = 300
@@ -156,13 +159,14 @@ class Replay:
     def _differs(self, text: str) -> ReplayDiffersError:
         return ReplayDiffersError(f"line {self._at} of the recording: {text}")
 
-    def _take(self, now: float, written: dict[str, Any], readings: list[Any], error: str | None) -> None:
+    def _take(self, number: int | None, name: Any, written: list[Any], readings: list[Any], error: str | None) -> None:
         self.inputs += 1
-        event, self._readings = self._input(written, now), deque(readings)
+        function, of = self._function(number, name), self._arguments(number, name, written)
+        self._readings = deque(readings)
         thread, raised, result = get_ident(), None, None
         READERS[thread] = self
         try:
-            result = self.engine.take(event, now)
+            result = self.engine.take(number, function, *of)
         except ReplayDiffersError:
             raise
         except Exception as found:
@@ -172,9 +176,9 @@ class Replay:
         finally:
             del READERS[thread]
         if raised != error:
-            raise self._differs(f"{next(iter(written))} raised {raised}; it was {error}")
+            raise self._differs(f"{name} raised {raised}; it was {error}")
         if self._readings:
-            raise self._differs(f"{next(iter(written))} did not read {self._readings[0][0]}, as it had")
+            raise self._differs(f"{name} did not read {self._readings[0][0]}, as it had")
         for made in made_of(result):
             self._number(len(self._numbered) + 1, made)
         if isinstance(result, AwaitGrant):
@@ -187,31 +191,36 @@ class Replay:
 
     # Reading what was written.
 
-    def _input(self, written: dict[str, Any], now: float) -> Input:
-        ((name, of),) = written.items()
-        match name:
-            case "Applied":
-                cp, offset, timestamp_ms, value = of
+    def _function(self, number: int | None, name: str | dict[str, Any]) -> Callable[..., Any]:
+        if isinstance(name, dict):
+            ((of_it, written),) = name.items()
+            found: Callable[..., Any] = getattr(from_json(written, self._own), of_it)
+            return found
+        owner = self.engine if number is None else self.engine.consumers[number]
+        return FUNCTIONS.get(name) or attrgetter(name)(owner)
+
+    def _arguments(self, number: int | None, name: str, written: list[Any]) -> list[Any]:
+        match name, written:
+            case "applied", (cp, offset, timestamp_ms, value, now):
                 value = None if value is None else b64decode(value)
-                return Applied(cp, offset, self.worlds[cp].apply(offset, timestamp_ms, value))
-            case "CaughtUp":
-                self._restore(*of)
-                return CaughtUp()
-            case "Fetched":
-                number, topic, partition, stretches = of
-                found = [_Message(topic, partition, offset) for offset in offsets_in(stretches)]
-                return Fetched(number, (topic, partition), found)  # type: ignore[arg-type]  # a list of them
-            case "Finish":
-                number, groups, sizes = of
-                consumer = self.engine.consumers.get(number)
-                found = [each for group in groups for each in self._found(consumer, *group)]
-                return Finish(number, [Finished(*each, None) for each in zip(found, sizes, strict=True)])
-            case "Done":
-                number, groups = of
-                consumer = self.engine.consumers.get(number)
-                return Done(number, [each for group in groups for each in self._found(consumer, *group)])
-        event: Input = from_json(written, self._own)
-        return event
+                return [cp, offset, self.worlds[cp].apply(offset, timestamp_ms, value), now]
+            case "caught_up", (cps, new, now):
+                self._restore(cps, new)
+                return [now]
+            case "outbox.append", (cp, record):
+                return [cp, decode(b64decode(record), SUPPORTED_LEVEL)]
+            case "fetched", (topic, partition, stretches, now):
+                return [(topic, partition), [_Message(topic, partition, each) for each in offsets_in(stretches)], now]
+            case "delivery.finish", (groups, sizes, now):
+                found = zip(self._all(number, groups), sizes, strict=True)
+                return [[Finished(*each, None) for each in found], now]
+            case "delivery.done", (groups, now):
+                return [self._all(number, groups), now]
+        return [from_json(each, self._own) for each in written]
+
+    def _all(self, number: int | None, groups: list[Any]) -> list[Any]:
+        consumer = self.engine.consumers[number or 0]
+        return [each for group in groups for each in self._found(consumer, *group)]
 
     def _restore(self, cps: list[int], new: list[tuple[int, str, int | None, dict[str, int]]]) -> None:
         for cp in self.worlds.keys() - set(cps):
@@ -237,6 +246,8 @@ class Replay:
             case "pull":
                 number, *made = written
                 return self._number(number, self._pull(*made))
+            case "consumer":
+                return self.engine.consumers[written]
             case "subscription":
                 return Subscription(written, "__marshal")
             case "policy":
@@ -253,10 +264,10 @@ class Replay:
         return Pull(consumer, hand, deadline=deadline, fill_s=fill_s, collected=runs)
 
     def _found(
-        self, consumer: ConsumerEngine | None, topic: str, partition: int, where: int | None, stretches: Any
+        self, consumer: ConsumerEngine, topic: str, partition: int, where: int | None, stretches: Any
     ) -> Iterator[Any]:
         """The messages in flight under the recorded assignment, or stand-ins with the same offsets."""
-        under = None if consumer is None else _under(consumer, (topic, partition), where)
+        under = _under(consumer, (topic, partition), where)
         for offset in offsets_in(stretches):
             yield _Message(topic, partition, offset) if under is None else _at(under, offset)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
 import pytest
 
-from kafka_marshal.engine import consumer_inputs as given
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer, SharedDelivery
 from kafka_marshal.engine.work.run import offset_of
@@ -92,25 +92,25 @@ class Sharer:
         return f"{run.assignment.key} {run.first} to {run.last}"
 
     def _finish(self, run: BatchRun) -> None:
-        number, take = self.consumer.number, self.member.engine.take
+        number, take, delivery = self.consumer.number, self.member.engine.take, self.consumer.delivery
         partition, now = run.assignment.key[1], self.member.clock()
         if self.rng.random() < self.gives_back:
             self._put_down(run)
-            take(given.GiveBackRun(number, run), now)
+            take(number, delivery.give_back_run, run, now)
             return
         done = []
         for message in run.messages:
             if self.rng.random() < self.parks:
                 self.books.parked.add((partition, offset_of(message)))
-                take(given.ParkMessage(number, run, offset_of(message), 1, "Bad"), now)
+                take(number, partial(delivery.park, run, offset_of(message), 1, "Bad", now))
             else:
                 done.append(message)
         self.books.handled.update((partition, offset_of(message)) for message in done)
         self._put_down(run)
         if len(done) == len(run.messages):
-            take(given.DoneRun(number, run), now)
+            take(number, delivery.done_run, run, now)
         elif done:
-            take(given.Done(number, done), now)
+            take(number, delivery.done, done, now)
 
     def _put_down(self, run: BatchRun) -> None:
         self.run = None

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kafka_marshal.engine import consumer_inputs as given
-from kafka_marshal.engine import inputs
 from kafka_marshal.engine.awaited import AWAITED, Awaited, awaited
 from kafka_marshal.engine.settings import CheckpointOptions, GroupOptions, SharingOptions
 from kafka_marshal.engine.shares.timing import LINGER_MS
@@ -75,7 +73,7 @@ def taking_a_batch() -> Scene:
 def claiming_by_hand() -> Scene:
     net = Net(cps=1)
     a = net.member("a")
-    a.engine.take(inputs.ClaimLease(("t", 0)), a.clock())
+    a.engine.take(None, a.engine.leases.claim, ("t", 0))
     a.settle()
     yield a
     net.run_until(lambda: a.held())
@@ -145,7 +143,9 @@ def a_checkpoint() -> Scene:
     net.run_until(lambda: works_on(a) == {0, 1, 2, 3})
     net.run(HI)
     assert what(a) == set()
-    a.engine.take(given.TakeCheckpoint(a.consumers[0].number), a.clock())
+    checkpoints = a.consumers[0].source.checkpoints
+    assert checkpoints is not None
+    a.engine.take(a.consumers[0].number, checkpoints.take, a.clock())
     a.settle()
     yield a
     net.run(HI)

@@ -59,7 +59,7 @@ def test_what_on_revoke_is_at_work_on_is_released_when_it_returns_though_the_con
     net, member = working()
     member.hold_callbacks = True
     member.close()
-    member.engine.remove_consumer(member.consumers[0])
+    member.engine.remove_consumer(member.consumers[0].number)
     net.run(5 * HI)
     assert net.world(T0).held
     member.return_callbacks()

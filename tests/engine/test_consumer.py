@@ -477,7 +477,7 @@ def test_after_close_the_engine_does_nothing_more() -> None:
     net, member = working()
     member.close()
     net.run(100)
-    member.engine.remove_consumer(member.consumers[0])
+    member.engine.remove_consumer(member.consumers[0].number)
     before = net.count()
     net.run(20 * HI)
     assert net.count() == before

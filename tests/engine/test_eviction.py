@@ -7,10 +7,9 @@ from random import Random
 
 import pytest
 
-from kafka_marshal.engine.checkpoint_inputs import GoBack
 from kafka_marshal.engine.claims.client import EVICTED_INTERVALS
-from kafka_marshal.engine.consumer_inputs import CheckStuck
 from kafka_marshal.engine.effects import Callback
+from kafka_marshal.engine.engine import check_stuck
 from kafka_marshal.engine.work.owed import OWED_AFTER_MS
 from rationalizer import ClaimingPartition, ReleasingPartition
 from tests.engine.groups.counting import Store, begun
@@ -121,7 +120,7 @@ def checked(net: Net, member: Member, ms: float) -> list[str]:
     until, before = net.now + ms, len(member.warnings)
     while net.now < until:
         net.run(HI)
-        member.engine.take(CheckStuck(member.consumers[0].number, 0.0), member.clock())
+        member.engine.take(member.consumers[0].number, check_stuck, member.consumers[0], 0.0, member.clock())
         member.settle()
     return member.warnings[before:]
 
@@ -159,7 +158,9 @@ def test_a_piece_whose_state_waits_for_messages_of_before_is_reported() -> None:
     net.run_until(lambda: T0 in member.source.pieces and member.source.pieces[T0].is_restored)
     member.fetch()
     run = member.take()
-    member.engine.take(GoBack(member.consumers[0].number, None), member.clock())
+    checkpoints = member.consumers[0].source.checkpoints
+    assert checkpoints is not None
+    member.engine.take(member.consumers[0].number, checkpoints.go_back, None, member.clock())
     member.settle()
     [line] = [line for line in checked(net, member, OWED_AFTER_MS + 3 * HI) if "still has" in line]
     assert run is not None

@@ -80,8 +80,8 @@ def test_what_the_process_had_not_written_to_its_end_is_left_out(data: bytes) ->
 
 
 def damaged(data: bytes) -> bytes:
-    place = data.index(b"Acked")
-    return data[:place] + b"acked" + data[place + 5 :]
+    place = data.index(b"acked")
+    return data[:place] + b"Acked" + data[place + 5 :]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_recording_of_another_release_is_refused(data: bytes) -> None:
 
 def test_an_engine_that_decides_otherwise_is_found(data: bytes) -> None:
     found = read_lines(data, RELEASE)
-    (place, *_) = (at for at, entry in enumerate(found.entries) if isinstance(entry, list) and "DoneRun" in entry[1])
+    (place, *_) = (at for at, entry in enumerate(found.entries) if isinstance(entry, list) and "done_run" in entry[1])
     entries = [*found.entries[:place], *found.entries[place + 1 :]]
     with pytest.raises(ReplayDiffersError, match=r"line \d+ of the recording: (effect|state) \d+ is .*; it was "):
         Replay(Lines(found.header, entries)).run()

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.engine import consumer_inputs as given
 from kafka_marshal.engine.effects import Effect, StartFetch
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedAssignment
@@ -77,7 +76,7 @@ def test_what_a_member_gave_back_and_got_again_is_of_the_new_batch() -> None:
     first = next_run(2)
     assert isinstance(first, BatchRun)
     assert first.token > old_token
-    member.engine.take(given.DoneRun(consumer.number, old), member.clock())
+    member.engine.take(consumer.number, consumer.delivery.done_run, old, member.clock())
     net.run_until(lambda: old_token not in desk.given)
     assert [message.offset() for run in (first, next_run(10)) for message in run.messages] == [4, 5, 6, 7, 8, 9]
 

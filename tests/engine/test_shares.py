@@ -6,10 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from kafka_marshal.engine import inputs
-from kafka_marshal.engine import share_inputs as given
 from kafka_marshal.engine.claims.shares import ShareLease
-from kafka_marshal.engine.consumer_inputs import Done
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer
 from kafka_marshal.engine.work.run import offset_of
@@ -120,7 +117,7 @@ def test_what_is_given_back_counts_no_delivery_and_comes_again() -> None:
     net = shared_net(end=3)
     a = sharer(net, "a")
     run = batch(net, a)
-    a.engine.take(given.GiveBackRun(of(a).number, run), a.clock())
+    a.engine.take(of(a).number, of(a).delivery.give_back_run, run, a.clock())
     a.settle()
     assert a.take() is None, "it is not begun before the log shows that it is free"
     assert batch(net, a).attempts == 1
@@ -130,7 +127,7 @@ def test_a_parked_message_is_set_aside_with_its_reason_and_the_rest_is_done() ->
     net = shared_net(end=5)
     a = sharer(net, "a")
     run = batch(net, a)
-    a.engine.take(given.ParkMessage(of(a).number, run, 2, 77, "Bad"), a.clock())
+    of(a).delivery.park(run, 2, 77, "Bad", a.clock())
     for message in [message for message in run.messages if offset_of(message) != 2]:
         a.done(message)
     net.run(HI)
@@ -320,7 +317,7 @@ def test_offsets_that_kafka_never_delivers_are_settled_with_their_batch() -> Non
     net.run_until(lambda: a.held())
     run = batch(net, a)
     assert offsets(run) == [1, 2, 3, 5, 6, 7, 8]
-    a.engine.take(inputs.Step(), a.clock())
+    a.engine.take(None, a.engine.step, a.clock())
     a.done_run(run)
     net.run(HI)
     left = [(x.first, x.last) for x in holes(net)]
@@ -418,14 +415,14 @@ def test_a_batch_is_done_or_given_back_but_for_what_was_set_aside_of_it() -> Non
     net = shared_net(end=10)
     a = sharer(net, "a")
     run = batch(net, a)
-    a.engine.take(given.ParkMessage(of(a).number, run, 4, 77, "Bad"), a.clock())
+    of(a).delivery.park(run, 4, 77, "Bad", a.clock())
     a.done_run(run)
     net.run(HI)
     assert [(hole.first, hole.last, hole.reason) for hole in holes(net)] == [(4, 4, "Bad")]
     net.data[T0].end = 20
     run = batch(net, a)
-    a.engine.take(given.ParkMessage(of(a).number, run, 14, 77, "Bad"), a.clock())
-    a.engine.take(given.GiveBackRun(of(a).number, run), a.clock())
+    of(a).delivery.park(run, 14, 77, "Bad", a.clock())
+    a.engine.take(of(a).number, of(a).delivery.give_back_run, run, a.clock())
     a.settle()
     again = batch(net, a)
     assert (offsets(again), again.attempts) == ([10, 11, 12, 13], 1)
@@ -450,7 +447,7 @@ def test_what_is_given_back_is_sent_again_until_the_log_shows_it() -> None:
     a = sharer(net, "a")
     run = batch(net, a)
     a.drop_appends = True
-    a.engine.take(given.GiveBackRun(of(a).number, run), a.clock())
+    a.engine.take(of(a).number, of(a).delivery.give_back_run, run, a.clock())
     a.settle()
     b = sharer(net, "b")
     net.run_until(lambda: b.held())
@@ -470,10 +467,10 @@ def test_what_is_done_between_messages_that_are_given_back_is_not_given_back(is_
     run = batch(net, a)
     run.into_lanes()
     a.drop_appends = not is_shown
-    a.engine.take(Done(of(a).number, [run.messages[0], run.messages[2]]), a.clock())
+    a.engine.take(of(a).number, of(a).delivery.done, [run.messages[0], run.messages[2]], a.clock())
     a.settle()
     net.run(0.6 * HI)
-    a.engine.take(given.GiveBackRun(of(a).number, run), a.clock())
+    a.engine.take(of(a).number, of(a).delivery.give_back_run, run, a.clock())
     a.drop_appends = False
     found = [batch(net, a)]
     a.done_run(found[0])

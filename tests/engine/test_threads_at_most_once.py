@@ -27,7 +27,7 @@ def test_c13_a_lease_that_ends_while_a_thread_has_a_message(left: bool) -> None:
     del message
     consumer.delivery.grants.decide()
     assert sorted(reported(consumer)) == ([(3, 4)] if left else [(2, 2), (3, 4)])
-    consumer.delivery.grants.decide(final=True)
+    consumer.delivery.grants.decide(True)
     assert sorted(reported(consumer)) == ([(3, 4)] if left else [(2, 2), (3, 4)]), "once"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal.client.tries import Call
-from kafka_marshal.engine import consumer_inputs as given
+from kafka_marshal.engine.inputs import T, Ts
 from kafka_marshal.engine.settings import GroupOptions
 from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.engine.work.lane import Lane
@@ -46,14 +46,15 @@ class Worker:
         self.number, self.call, self.concurrency = consumer.number, Call(), concurrency
         self.lanes = Lanes(order, Lock(), [], 0.0)
         self.lanes.open(self.call, is_durable=True, concurrency=concurrency, most_tries=MOST)
-        self.take(given.OpenLanes(self.number, self.lanes))
+        self.engine = consumer
+        self.member.engine.take(self.number, consumer.delivery.in_lanes.open, self.lanes)
         self.ready: list[Lane] = []
         #: Offset → the lane whose message a handler has; the number of its try.
         self.begun: dict[int, Lane] = {}
         self.numbers: dict[int, list[int]] = {}
 
-    def take(self, event: Any) -> Any:
-        found = self.member.engine.take(event, self.member.clock())
+    def take(self, function: Callable[[*Ts, float], T], *of: *Ts) -> Any:
+        found = self.member.engine.take(self.number, function, *of, self.member.clock())
         self.member.carry_out_all()
         return found
 
@@ -61,9 +62,9 @@ class Worker:
         """As the feeder of ``run`` does, and its handlers."""
         now = self.member.clock()
         self.member.fetch()
-        step = self.take(given.Next(self.number, Wanted(100, False, now / 1000)))
+        step = self.take(self.engine.pull.next, Wanted(100, False, now / 1000))
         if isinstance(step, Take):
-            self.ready += self.take(given.Spread(self.number, step.run))
+            self.ready += self.take(self.engine.spread, step.run)
         self.ready += self.lanes.reopened(now) + self.lanes.due(now, self.call)
         while self.ready and len(self.begun) < self.concurrency:
             lane = self.ready.pop(0)
@@ -99,13 +100,13 @@ class Worker:
 
     def done(self, offset: int) -> None:
         lane = self.begun.pop(offset)
-        self.take(given.Done(self.number, [lane.message]))  # type: ignore[list-item]
+        self.take(self.engine.delivery.done, [lane.message])
         if self.lanes.done(lane, self.call):
             self.ready.append(lane)
 
     def failed(self, offset: int, after: float) -> None:
         self.lanes.failed(self.begun.pop(offset), self.member.clock() + after, self.call)
-        self.take(given.LanesReturned(self.number))
+        self.take(self.engine.delivery.in_lanes.returned)
 
     def close(self) -> None:
         """It leaves in an orderly way."""
@@ -220,10 +221,10 @@ def test_u1_what_is_kept_after_all_is_logged_again_before_it_begins() -> None:
     worker = Worker(net, "w", concurrency=1)
     worker.holds()
     worker.run_until(lambda: tries(net)[0] == 2)
-    worker.take(given.Pause(worker.number, None, True))
+    worker.take(worker.engine.pause, None, True)
     net.run(HI)
     assert tries(net)[0] == 1
-    worker.take(given.Pause(worker.number, None, False))
+    worker.take(worker.engine.pause, None, False)
     worker.run_until(lambda: worker.begun)
     assert tries(net)[0] == 2
     worker.run_until(lambda: 0 in worker.begun)
@@ -389,10 +390,8 @@ def test_u2_a_message_set_aside_after_its_partition_was_taken_away_holds_nothing
         worker.done(offset)
     net.run(100)
     assert consumer.owes
-    park = given.Park(worker.number, T0, assignment.epoch, 0, key_hash(None, 0), MOST, "Bad")
-    if by_hand:
-        park = park._replace(token=-1)
-    assert not worker.take(park)
+    token = -1 if by_hand else assignment.epoch
+    assert not worker.take(worker.engine.park, T0, token, 0, key_hash(None, 0), MOST, "Bad")
     net.run(HI)
     assert not consumer.owes
 

@@ -235,7 +235,11 @@ FAULTS: tuple[Mutation, ...] = (
     ),
     # Ends, dropped messages, memory.
     Mutation(
-        "where a reader has got to is not noted", "_note", "engine.take(Reached(number, key, end), now)", "pass", "P6"
+        "where a reader has got to is not noted",
+        "_note",
+        "engine.take(number, self._engine.reached, key, end, now)",
+        "pass",
+        "P6",
     ),
     Mutation(
         "what a reader has passed at the end is not done",

@@ -515,7 +515,7 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a part of a batch is not held against the clock",
         "_turn",
-        "self.engine.take(CompareClocks(), self.now_ms())",
+        "self.engine.take(None, self.engine.leases.compare_clocks, self.now_ms())",
         "pass",
         "T5",
     ),

@@ -8,7 +8,7 @@ __all__ = ["TRANSACTIONS"]
 
 _LARGER = "self._finish(assignment, position if offset is None else max(position, offset), now)"
 _COMMIT = "transactions.commit(run.assignment, outputs, run.last, lambda: self._turn() is True)"
-_TOLD = "with self._consumer._driver.locked() as engine: engine.take(DoneRun(self._number, run), 0.0)"
+_TOLD = "with self._consumer._driver.locked(): self._consumer._take(self._consumer._engine.delivery.done_run, run)"
 _OFFSET = "producer.commit(self._group_id, assignment.key, last_offset + 1, metadata, timeout_s)"
 
 TRANSACTIONS: tuple[Mutation, ...] = (

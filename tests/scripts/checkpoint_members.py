@@ -18,9 +18,8 @@ a shows                         what `consumer.checkpoints` shows
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kafka_marshal.engine import consumer_inputs as given
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.settings import CheckpointOptions, GroupOptions
 from rationalizer import World, route_group
@@ -84,18 +83,19 @@ def groups_of(judges: Mapping[int, World], cps: int) -> Groups:
 def plays(member: TracedMember, words: tuple[str, ...]) -> bool:
     """Play a command of this page. False: it is not one."""
     number = member.consumers[0].number if member.consumers else 0
+    checkpoints: Any = member.checkpoints_of(number)
     match words:
         case ("asks", "for", "a", "checkpoint"):
-            member.engine.take(given.TakeCheckpoint(number), member.clock())
+            member.engine.take(number, checkpoints.take, member.clock())
         case ("goes", "back", *to):
-            member.engine.take(given.GoBack(number, int(to[1]) if to else None), member.clock())
+            member.engine.take(number, checkpoints.go_back, int(to[1]) if to else None, member.clock())
         case ("saves", *how):
             _saves(member, " ".join(how))
         case ("restores", how):
             _restores(member, how)
         case ("closes", "within", ms):
             leave_by = member.clock() + float(ms) if ms != "0" else float("-inf")
-            member.engine.take(given.Close(number, leave_by), member.clock())
+            member.engine.take(number, member.consumers[0].close, member.clock(), leave_by)
         case ("shows",):
             _shows(member)
         case _:
@@ -113,7 +113,9 @@ def _saves(member: TracedMember, how: str) -> None:
         member.answer_saves(are_safe=False)
     elif how == "are safe":
         for asked in member.unsafe:
-            member.engine.take(given.StateSafe(asked.consumer, asked.barrier, asked.pieces), member.clock())
+            checkpoints: Any = member.checkpoints_of(asked.consumer)
+            of = asked.barrier, asked.pieces, None, member.clock()
+            member.engine.take(asked.consumer, checkpoints.safe, *of)
         member.unsafe.clear()
 
 

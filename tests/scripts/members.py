@@ -57,7 +57,6 @@ from random import Random
 from typing import Any
 
 from kafka_marshal.engine.claims.leases import HeldLease
-from kafka_marshal.engine.consumer_inputs import Abort, Park, Untake
 from kafka_marshal.engine.effects import (
     Append,
     Call,
@@ -77,7 +76,7 @@ from kafka_marshal.engine.effects import (
     Warn,
 )
 from kafka_marshal.engine.settings import SharingOptions, Why
-from kafka_marshal.engine.share_inputs import GiveBackRun
+from kafka_marshal.engine.shares.consumer import SharedConsumer
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.open_messages import hash_of
 from kafka_marshal.engine.work.topic_mark import NO_ID
@@ -385,7 +384,9 @@ class Members:
             case ("gives", "back", name, offset):
                 run = member.assignment(lease_name(name)).tracker.run_at(int(offset))
                 assert run is not None
-                member.engine.take(GiveBackRun(run.assignment.consumer.number, run), member.clock())
+                consumer = member.engine.consumers[run.assignment.consumer.number]
+                assert isinstance(consumer, SharedConsumer)
+                member.engine.take(consumer.number, consumer.delivery.give_back_run, run, member.clock())
                 member.settle()
             case ("closes",):
                 member.close()
@@ -420,7 +421,8 @@ class Members:
     def _parks(self, member: TracedMember, key: tuple[str, int], offset: int, attempts: int, reason: str) -> None:
         assignment = member.assignment(key)
         number, of = assignment.consumer.number, hash_of(FakeMessage(key, offset))
-        member.engine.take(Park(number, key, assignment.epoch, offset, of, attempts, reason), member.clock())
+        park = member.engine.consumers[number].park
+        member.engine.take(number, park, key, assignment.epoch, offset, of, attempts, reason, member.clock())
         member.settle()
 
     def _takes(self, member: TracedMember, limit: int) -> None:
@@ -449,7 +451,8 @@ class Members:
             found = member.commit(run)
         else:
             found = "aborted"
-            member.engine.take(Abort(run.assignment.consumer.number, run), member.clock())
+            consumer = member.engine.consumers[run.assignment.consumer.number]
+            member.engine.take(consumer.number, consumer.positions.take_overs.abort, run, member.clock())
             member.settle()
         self.net.say(f"{member.client_id} {name} {run.first}-{run.last}: {found}")
 
@@ -459,7 +462,8 @@ class Members:
             for each in member.consumers
             if lease_name(name) in each.assignments
         ]
-        member.engine.take(Untake(consumer.number, assignment.key, assignment.epoch, is_known), member.clock())
+        of = assignment.key, assignment.epoch, is_known, member.clock()
+        member.engine.take(consumer.number, consumer.untake, *of)
         member.settle()
 
     def _producers(self, words: list[str], options: dict[str, str]) -> None:

@@ -22,7 +22,6 @@ from kafka_marshal.admin.positions import Keep, Move, moves_to, without
 from kafka_marshal.admin.session import Session
 from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.engine import Engine
-from kafka_marshal.engine.inputs import BeatLease, ClaimLease, CommitLease, GrantLease, ReleaseLease
 from kafka_marshal.engine.work.copies import Aside
 from kafka_marshal.errors import AdminError, MarshalError
 from kafka_marshal.ports import TopicPartition
@@ -149,8 +148,9 @@ class _Mover:
     def _claim(self, keys: Iterable[TopicPartition]) -> None:
         """Claim these leases, and wait until they are held or lost, or the time is up."""
         with self._session.locked() as engine:
-            now = self._session.now_ms()
-            claimed: dict[TopicPartition, ManualLease] = {key: engine.take(ClaimLease(key), now) for key in keys}
+            claimed: dict[TopicPartition, ManualLease] = {
+                key: engine.take(None, engine.leases.claim, key) for key in keys
+            }
             self._leases.update(claimed)
         self._pause.wait(lambda: all(x.is_proven or x.loss for x in claimed.values()), STEP_TIMEOUT_S)
 
@@ -163,7 +163,7 @@ class _Mover:
         try:
             with self._session.locked() as engine:
                 for lease in self._leases.values():
-                    engine.take(ReleaseLease(lease, bare=True), self._session.now_ms())
+                    engine.take(None, lease.release_bare, self._session.now_ms())
             return self._session.wait_for(over, self._session.now_ms() + SETTLE_TIMEOUT_S * 1000)
         except MarshalError:
             return False  # the log is not readable any more: held leases go stale by themselves
@@ -184,7 +184,7 @@ class _Mover:
                         for x in self.moves
                         if x.key in self._aside
                     }
-                    answers = [engine.take(BeatLease(self._leases[key], at), now) for key, at in first.items()]
+                    answers = [engine.take(None, self._leases[key].beat, at, now) for key, at in first.items()]
             if lost:
                 raise AdminError(f"leases were lost before anything was written: {_names(lost)}")
             self._pause.wait(lambda: all(answer.accepted is not None for answer in answers), STEP_TIMEOUT_S)
@@ -198,7 +198,7 @@ class _Mover:
                         move.last_offset, NOTHING_DONE, ()
                     ):
                         _add(engine, lease, _Done(move.last_offset, NOTHING_DONE, move.kept), now)
-                    engine.take(ReleaseLease(lease, None if self._is_written(move) else move.last_offset), now)
+                    engine.take(None, lease.release, None if self._is_written(move) else move.last_offset, now)
             self._pause.wait(lambda: all(x.is_released for x in self._leases.values()), STEP_TIMEOUT_S)
             with self._session.locked():
                 failed = [move for move in self.moves if not self._is_moved(move, under_pause=True)]
@@ -221,7 +221,7 @@ class _Mover:
             if len(below) == len(some):
                 continue
             with self._session.locked() as engine:
-                answer = engine.take(BeatLease(lease, move.last_offset), self._session.now_ms())
+                answer = engine.take(None, lease.beat, move.last_offset, self._session.now_ms())
             self._pause.wait(lambda answer=answer: answer.accepted is not None, STEP_TIMEOUT_S)  # type: ignore[misc]
             open_again(self._session, move.key, some[len(below) :], lease.lease.epoch)
 
@@ -295,7 +295,7 @@ class _Mover:
                 held = {m.key: self._leases[m.key] for m in moved if self._leases[m.key].is_proven}
                 now = self._session.now_ms()
                 before = {key: self._before[key].with_open(self._open[key]) for key in held}
-                answers = [engine.take(BeatLease(lease, before[key].first_beat), now) for key, lease in held.items()]
+                answers = [engine.take(None, lease.beat, before[key].first_beat, now) for key, lease in held.items()]
             self._pause.wait(lambda: all(answer.accepted is not None for answer in answers), STEP_TIMEOUT_S)
             with self._session.locked():
                 # Only after a beat that replaced everything, or the new position would get the old ranges.
@@ -320,11 +320,11 @@ class _Mover:
 def _add(engine: Engine, lease: ManualLease, done: _Done, now: float) -> None:
     """Write the rest after the first beat, which replaced everything: grant, ranges."""
     if done.granted != NOTHING_DONE:
-        engine.take(GrantLease(lease, done.granted), now)
+        engine.take(None, lease.grant, done.granted, now)
         if done.stable > done.granted:
-            engine.take(CommitLease(lease, ((done.granted + 1, done.stable),)), now)
+            engine.take(None, lease.commit_ranges, ((done.granted + 1, done.stable),))
     for start in range(0, len(done.ranges), MAX_COMMIT_RANGES):
-        engine.take(CommitLease(lease, done.ranges[start : start + MAX_COMMIT_RANGES]), now)
+        engine.take(None, lease.commit_ranges, done.ranges[start : start + MAX_COMMIT_RANGES])
 
 
 def _names(keys: Iterable[TopicPartition]) -> str:

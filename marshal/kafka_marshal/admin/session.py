@@ -10,7 +10,6 @@ from typing import Literal, TypeVar
 
 from kafka_marshal.client.view import holdings
 from kafka_marshal.engine.engine import Engine
-from kafka_marshal.engine.inputs import AppendRecord
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import AdminError, UpgradeRequiredError, WrongKindError
 from kafka_marshal.node.driver import Driver
@@ -277,7 +276,7 @@ class Session:
                 with self.locked() as engine:
                     for one in left:
                         one.sent_at = one.sent_at or self.now_ms()
-                        engine.take(AppendRecord(one.cp, one.record), self.now_ms())
+                        engine.take(None, engine.outbox.append, one.cp, one.record)
                     again_at = self.now_ms() + engine.settings.heartbeat_interval_ms
                 until = min(again_at, self.now_ms() + max(0.0, deadline - self.driver.monotonic()) * 1000)
                 self.wait_for(lambda: all(x.outcome is not None for x in asked), until)

@@ -30,10 +30,8 @@ from kafka_marshal.client.committed import ShowsCommitted
 from kafka_marshal.client.dropped import close_if_dropped
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.options import ConsumerOptions
-from kafka_marshal.engine.checkpoint_inputs import StateRestored, StateReturned, StateSafe
-from kafka_marshal.engine.consumer_inputs import Decide, RemoveConsumer, TakeError
 from kafka_marshal.engine.effects import Call, Callback, Piece, RestoreState, SaveState, TakeOver
-from kafka_marshal.engine.inputs import AddConsumer, Input, RaiseError
+from kafka_marshal.engine.inputs import T, Ts
 from kafka_marshal.engine.kinds import coordinated_group, is_coordinated
 from kafka_marshal.engine.settings import ConsumerSettings
 from kafka_marshal.engine.subscription import Subscription
@@ -156,11 +154,11 @@ class Membership(ShowsCommitted, OneProcess, WithBlock, Generic[S]):
                     "this Marshal has a consumer already; a member of a coordinated group has one, and no claims "
                     "beside it. Nothing was changed. Make another Marshal, with a client_id of its own"
                 )
-            self._engine = self._take(AddConsumer(subscription, settings))
+            self._engine = engine.take(None, engine.add_consumer, subscription, settings)
             self._hand = self._engine.hand
             self._leaving = Leaving(driver, self._engine)
             for error in driver.upkeep.levels.missed():
-                self._take(RaiseError(error, self._engine.number))
+                self._take(engine.raise_error, error, self._engine.number)
             driver.lock.ports[self._engine.number] = self
             self._entered = True
         try:
@@ -169,16 +167,16 @@ class Membership(ShowsCommitted, OneProcess, WithBlock, Generic[S]):
             self._free()
             raise
 
-    def _take(self, event: Input) -> Any:
-        """Give the engine an input; the lock is held."""
-        return self._driver.engine.take(event, self._driver.now_ms())
+    def _take(self, function: Callable[[*Ts, float], T], *of: *Ts) -> T | None:
+        """Give the engine an input for this consumer, with the time; the lock is held. None: the consumer has ended."""
+        return self._driver.engine.take(self._engine.number, function, *of, self._driver.now_ms())
 
     def _is_over(self) -> bool:
         """Ends the loops after stop() or close(); raises what went wrong. The lock is held."""
         if self._closed or self._stop_signal:
             return True
         self._driver.check()
-        if self._engine.errors and (error := self._take(TakeError(self._engine.number))) is not None:
+        if self._engine.errors and (error := self._take(self._engine.take_error)) is not None:
             raise error
         if (failure := self._engine.source.failure) is not None:
             raise failure
@@ -247,7 +245,7 @@ class Membership(ShowsCommitted, OneProcess, WithBlock, Generic[S]):
 
         def ask() -> list[tuple[str, int, int, int]]:
             with self._driver.locked(step=False):
-                self._take(Decide(self._engine.number))
+                self._driver.engine.take(self._engine.number, self._engine.delivery.grants.decide, False)
                 return list(self._engine.delivery.grants.unprocessed)
 
         return self._driver.call(ask)
@@ -280,16 +278,18 @@ class Membership(ShowsCommitted, OneProcess, WithBlock, Generic[S]):
 
     def _save_state(self, asked: SaveState) -> None:
         """Save the state of some pieces: there is none."""
-        for kind in (StateReturned, StateSafe):
-            self._driver.post(partial(self._answer, kind(self._engine.number, asked.barrier, asked.pieces)))
+        if (checkpoints := self._engine.source.checkpoints) is not None:
+            for function in (checkpoints.returned, checkpoints.safe):
+                self._driver.post(partial(self._answer, function, asked.barrier, asked.pieces, None))
 
     def _restore_state(self, asked: RestoreState) -> None:
         """Restore the state of some pieces: there is none."""
-        self._driver.post(partial(self._answer, StateRestored(self._engine.number, asked.attempt)))
+        if (checkpoints := self._engine.source.checkpoints) is not None:
+            self._driver.post(partial(self._answer, checkpoints.restored, asked.attempt, None, False))
 
-    def _answer(self, event: Input) -> None:
+    def _answer(self, function: Callable[[*Ts, float], object], *of: *Ts) -> None:
         with self._driver.locked():
-            self._take(event)
+            self._take(function, *of)
 
     def _completed(self, checkpoint: int) -> None:
         """A checkpoint that this member took part in is complete."""
@@ -388,8 +388,9 @@ class Membership(ShowsCommitted, OneProcess, WithBlock, Generic[S]):
         self._driver.upkeep.topics.remove(self._engine.number)
         with self._driver.condition:
             self._drain()
-            self._take(Decide(self._engine.number, is_final=True))
-            self._take(RemoveConsumer(self._engine.number))
+            engine = self._driver.engine
+            engine.take(self._engine.number, self._engine.delivery.grants.decide, True)
+            engine.take(self._engine.number, engine.remove_consumer, self._engine.number)
             self._driver.lock.ports.pop(self._engine.number, None)
             self._driver.condition.notify_all()
         self._freed()

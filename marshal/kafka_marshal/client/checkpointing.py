@@ -12,10 +12,9 @@ from kafka_marshal import arguments
 from kafka_marshal.checkpoints import CheckpointPolicy
 from kafka_marshal.client.base import Membership
 from kafka_marshal.client.state_calls import StateCalls
-from kafka_marshal.engine.checkpoint_inputs import GoBack, TakeCheckpoint
 from kafka_marshal.engine.effects import RestoreState, SaveState
+from kafka_marshal.engine.groups.checkpoints.member import MemberCheckpoints
 from kafka_marshal.engine.groups.client import GroupClient
-from kafka_marshal.engine.inputs import Input
 from kafka_marshal.engine.settings import CheckpointOptions, ConsumerSettings
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.logs import log
@@ -157,7 +156,7 @@ class CheckpointingMember(Membership[Any]):
                 "with adopt=True. Nothing was changed. commit() commits what is done; kafka-marshal checkpoints "
                 f"{quote(self._marshal.group_id)} --start has the group take them"
             )
-        self._driver.call(self._carry_out, TakeCheckpoint(self._engine.number))
+        self._driver.call(self._carry_out_checkpoint)
 
     def rollback(self, to: int | None = None) -> None:
         """Have all members go back to the newest checkpoint, or to the one with this id, and return at once.
@@ -193,15 +192,21 @@ class CheckpointingMember(Membership[Any]):
                 f"rollback(): group {self._marshal.group_id!r} has no {what} to go back to: {there}. Nothing was "
                 f"changed. kafka-marshal checkpoints {quote(self._marshal.group_id)} lists them"
             )
-        self._carry_out(GoBack(self._engine.number, to))
-
-    def _carry_out(self, event: Input) -> None:
         with self._driver.locked():
-            self._drain()
-            self._driver.check()
-            if self._member.failure is not None:
-                raise self._member.failure
-            self._take(event)
+            if (found := self._ready()) is not None:
+                self._take(found.go_back, to)
+
+    def _carry_out_checkpoint(self) -> None:
+        with self._driver.locked():
+            if (found := self._ready()) is not None:
+                self._take(found.take)
+
+    def _ready(self) -> MemberCheckpoints | None:
+        self._drain()
+        self._driver.check()
+        if self._member.failure is not None:
+            raise self._member.failure
+        return self._member.checkpoints
 
     # What is refused.
 

@@ -9,7 +9,6 @@ from shlex import quote
 from kafka_marshal.client.lease import Lease
 from kafka_marshal.client.view import lease_info
 from kafka_marshal.engine.claims.manual import ManualLease
-from kafka_marshal.engine.inputs import ClaimLease, ReleaseLease
 from kafka_marshal.engine.kinds import coordinated_group, is_coordinated
 from kafka_marshal.engine.work.topic_mark import kafka_counts
 from kafka_marshal.errors import ClaimTimeoutError, ConfigurationError, GroupPausedError, HeldError, MarshalError
@@ -43,7 +42,7 @@ def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partiti
             )
         if key in engine.book.leases:
             raise ConfigurationError(f"{topic} [{partition}]: this Marshal has, or is getting, this lease already")
-        manual: ManualLease = engine.take(ClaimLease(key), driver.now_ms())
+        manual = engine.take(None, engine.leases.claim, key)
     with driver.condition:
         # Wait for one answer of the log in any case: timeout=0 means one try.
         answer_s = 2 * driver.engine.settings.heartbeat_interval_ms / 1000
@@ -59,7 +58,7 @@ def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partiti
         in_the_way = _in_the_way(held.progress) if manual.is_proven and held is not None else []
         if manual.is_proven and not refused and not in_the_way:
             return Lease(driver, manual)
-        engine.take(ReleaseLease(manual), driver.now_ms())
+        engine.take(None, manual.release, None, driver.now_ms())
         if in_the_way and not refused:
             raise _open(engine.settings.group_id, topic, partition, in_the_way)
         if refused:

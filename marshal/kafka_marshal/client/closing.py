@@ -7,12 +7,10 @@ import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from math import inf
-from typing import Any, Protocol
+from typing import Protocol
 
 from kafka_marshal.client.health import examine
 from kafka_marshal.engine.claims.manual import ManualLease
-from kafka_marshal.engine.consumer_inputs import Abandon, Close, LackingIds, LearnIds
-from kafka_marshal.engine.inputs import Input
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.logs import log
@@ -61,13 +59,10 @@ class Leaving:
         #: False: the state that handlers keep is not known, so no checkpoint can have it (X16).
         self.is_state_known: bool = True
 
-    def _take(self, event: Input) -> Any:
-        return self._driver.engine.take(event, self._driver.now_ms())
-
     def identify(self) -> None:
         """Look up the ids of topics with done messages that the log and the cluster have not given yet (P12)."""
         with self._driver.locked():
-            names = self._take(LackingIds(self._engine.number))
+            names = self._driver.engine.take(self._engine.number, self._engine.positions.marks.lacking)
         if names:
             try:
                 infos = self._driver.cluster.topic_info(names, IDENTIFY_TIMEOUT_S)
@@ -76,7 +71,7 @@ class Leaving:
                 log(logging.DEBUG, "topics_not_found", text, error)
                 return
             with self._driver.locked():
-                self._take(LearnIds(self._engine.number, infos))
+                self._driver.engine.take(self._engine.number, self._engine.positions.marks.learn, infos)
 
     def begin(self, limit: Limit, in_callback: bool) -> None:
         """Begin to release everything; the lock is held.
@@ -87,8 +82,9 @@ class Leaving:
         if not self._engine.closing:
             self.before()
             left_s = limit.left_s if self.is_state_known and not in_callback else -inf
-            leave_by = inf if left_s is None else self._driver.now_ms() + left_s * 1000
-            self._take(Close(self._engine.number, leave_by))
+            now = self._driver.now_ms()
+            leave_by = inf if left_s is None else now + left_s * 1000
+            self._driver.engine.take(self._engine.number, self._engine.close, now, leave_by)
 
     @property
     def callbacks_running(self) -> int:
@@ -130,7 +126,7 @@ class Leaving:
     def abandon(self) -> None:
         """Stop delivering, without a release (terminate)."""
         with self._driver.locked():
-            self._take(Abandon(self._engine.number))
+            self._driver.engine.take(self._engine.number, self._engine.abandon, self._driver.now_ms())
 
     def await_answers(self) -> None:
         """After ``abandon``, with all sent: wait for last grants, to report what they lose (C13)."""
@@ -269,7 +265,7 @@ def _await_callbacks(driver: Driver, consumers: Sequence[Member], for_good: bool
     with driver.locked():
         for call in dropped:
             if call.dropped is not None:
-                driver.engine.take(call.dropped, now)
+                call.dropped(now)
     hung = _hung(driver, consumers, now)
     if hung is not None:
         return (

@@ -25,18 +25,9 @@ from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import Retry
 from kafka_marshal.client.held_back import Held, LettersInTransactions
 from kafka_marshal.client.transactions import Committing
-from kafka_marshal.engine.consumer_inputs import (
-    CloseBlocks,
-    CommittedBlock,
-    ConsumerInput,
-    FailedBlock,
-    Finish,
-    NextBlock,
-    OpenBlocks,
-)
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.behind import HeldBack
-from kafka_marshal.engine.work.purgatory import BLOCK_MESSAGES, Block, Finished
+from kafka_marshal.engine.work.purgatory import BLOCK_MESSAGES, Block, Finished, Purgatory
 from kafka_marshal.errors import LeaseLostError, ProduceError, TransactionError
 from kafka_marshal.logs import log
 from kafka_marshal.types import Key
@@ -117,11 +108,6 @@ class Transacting:
                 found.append(HeldBack(*key, offset, None, now - since, 0, why=text))
         return found
 
-    def _take(self, *inputs: ConsumerInput) -> None:
-        with self._consumer._driver.locked():
-            for each in inputs:
-                self._consumer._take(each)
-
     def commit(self, block: Block) -> None:
         """Commit a block (*blocking*)."""
         run = block.run
@@ -138,7 +124,8 @@ class Transacting:
             self._settle(block, error)
         else:
             self._failed.pop(key, None)
-            self._take(CommittedBlock(run.assignment.consumer.number, run))
+            with self._consumer._driver.locked():
+                self._consumer._take(self._purgatory.committed, run)
             for each in held:
                 if each.error is not None and self._letters is not None:
                     self._tries.note_letter(each.attempt, each.error, self._letters.topic)
@@ -164,8 +151,14 @@ class Transacting:
             most = len(held)
         else:
             self._tries.end(error)
-        number = run.assignment.consumer.number
-        self._take(FailedBlock(number, run, most), *([] if letter is None else [Finish(number, [letter])]))
+        with self._consumer._driver.locked():
+            self._consumer._take(self._purgatory.failed, run, most)
+            if letter is not None:
+                self._consumer._take(self._consumer._engine.delivery.finish, [letter])
+
+    @property
+    def _purgatory(self) -> Purgatory:
+        return self._consumer._engine.delivery.in_lanes.purgatory
 
     def _refused(self, held: list[Held], error: ProduceError) -> tuple[int, Finished | None]:
         """A record of these messages can't be written.
@@ -230,7 +223,8 @@ class Committers:
     def start(self) -> None:
         """Begin to commit (the feeder)."""
         with self._driver.locked(step=False):
-            self._consumer._take(OpenBlocks(self._number))
+            consumer = self._consumer._engine
+            self._driver.engine.take(consumer.number, consumer.delivery.in_lanes.purgatory.open)
         self._start_one()
 
     def _start_one(self) -> None:
@@ -262,7 +256,7 @@ class Committers:
             self._news.notify_all()
         with self._driver.locked():
             self._consumer._drain()
-            self._consumer._take(CloseBlocks(self._number))
+            self._consumer._take(self._consumer._engine.delivery.in_lanes.purgatory.close)
 
     def held_back(self, now: float, longer_than: float) -> list[HeldBack]:
         """Partitions whose transaction has been under way, or has failed, for this long (ms)."""
@@ -306,7 +300,8 @@ class Committers:
             is_last, self._unheard = self._is_urgent and not self._transacting.under_way, 0
             with self._driver.locked(step=False):
                 self._consumer._drain()
-                found: Block | float | None = self._consumer._take(NextBlock(self._number, self._is_urgent))
+                purgatory = self._consumer._engine.delivery.in_lanes.purgatory
+                found = self._consumer._take(purgatory.next_block, self._is_urgent)
                 if isinstance(found, Block):
                     self._transacting.begin(found, self._driver.now_ms())
                     return found

@@ -22,7 +22,6 @@ from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions, Run
 from kafka_marshal.client.parallel import carry_out, finish
 from kafka_marshal.client.transaction import Transaction
 from kafka_marshal.client.tries import Call
-from kafka_marshal.engine.consumer_inputs import Pause, Seek
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.engine.work.run import ALL, Taken
@@ -525,7 +524,7 @@ class Consumer(FetchingConsumer["Consumer"]):
     def _carry_out_pause(self, wanted: set[Key] | None, paused: bool) -> None:
         with self._driver.locked():
             check_partitions(self._engine.subscription, wanted or ())
-            if keys := self._take(Pause(self._engine.number, wanted, paused)):
+            if keys := self._take(self._engine.pause, wanted, paused):
                 reader = self._fetcher.reader
                 (reader.pause if paused else reader.resume)(keys)
 
@@ -555,7 +554,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                     "seek(..., force=True) insists"
                 )
         with self._driver.locked():
-            if self._take(Seek(self._engine.number, (topic, partition), offset)):
+            if self._driver.engine.take(self._engine.number, self._engine.seek, (topic, partition), offset):
                 return
         position = {x[:2]: x.offset for x in self.assignment()}.get((topic, partition), -1)
         if offset < position:

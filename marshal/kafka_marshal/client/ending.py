@@ -15,7 +15,6 @@ from kafka_marshal.client.closing import (
     end_all,
     late_text,
 )
-from kafka_marshal.engine.inputs import LastHeartbeats, ReleaseLease, ReleaseUnseen
 from kafka_marshal.logs import Event
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.runtime import Runtime
@@ -95,7 +94,7 @@ class Ending:
                     for consumer in self.consumers:
                         consumer._leaving.abandon()
                     with driver.locked() as engine:
-                        engine.take(LastHeartbeats(), driver.now_ms())
+                        engine.take(None, engine.last_words, driver.now_ms())
                 driver.flush(CLOSE_TIMEOUT_S)
                 if release and self._release_unseen(driver):
                     driver.flush(CLOSE_TIMEOUT_S)
@@ -115,7 +114,7 @@ class Ending:
     def _release_unseen(driver: Driver) -> bool:
         """Release what the log may grant after this: no heartbeat follows that would. Whether there was any."""
         with driver.locked() as engine:
-            return engine.failure is None and bool(engine.take(ReleaseUnseen(), driver.now_ms()))
+            return engine.failure is None and bool(engine.take(None, engine.release_unseen, driver.now_ms()))
 
     def _release_all(self, driver: Driver, in_callback: bool) -> None:
         consumers = [consumer for consumer in self.consumers if not consumer._closed]
@@ -130,7 +129,7 @@ class Ending:
                 consumer._leaving.begin(consumer._limit, in_callback)
             manual = list(engine.leases.manual.values())
             for lease in manual:
-                engine.take(ReleaseLease(lease), driver.now_ms())
+                engine.take(None, lease.release, None, driver.now_ms())
         end_all(driver, consumers, in_callback, manual, for_good=True)
         for consumer in consumers:
             consumer._leaving.end(consumer._limit)

@@ -14,18 +14,8 @@ from functools import partial
 from typing import Protocol
 
 from kafka_marshal.client.shared_reads import runs, shared_reader
-from kafka_marshal.engine.consumer_inputs import (
-    Fetched,
-    HoldUp,
-    HoldUpStuck,
-    OutOfRange,
-    Reached,
-    Read,
-    ReadFailed,
-    Recreated,
-    TooLarge,
-)
 from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.hold_up import hold_up, hold_up_stuck
 from kafka_marshal.engine.work.memory import FIRST_READ, mean_bytes
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
@@ -215,7 +205,8 @@ class Fetcher:
             return
         number, fetched = self._engine.number, tuple(self._fetched)
         with self._driver.locked(step=False) as engine:
-            changes = engine.take(HoldUp(number, fetched, tuple(self._held_up), room), self._driver.now_ms()) or {}
+            of = self._engine, fetched, tuple(self._held_up), room, self._driver.now_ms()
+            changes = engine.take(number, hold_up, *of) or {}
             self._change(changes)
             if room <= 0:
                 self._held_up |= set(changes)
@@ -225,8 +216,8 @@ class Fetcher:
     def hold_up_stuck(self) -> None:
         """Stop fetching partitions that are stuck in lanes, so that a read can wait for the others."""
         with self._reading, self._driver.locked(step=False) as engine:
-            full = HoldUpStuck(self._engine.number, tuple(self._fetched))
-            changes = engine.take(full, self._driver.now_ms()) or {}
+            of = self._engine, tuple(self._fetched), self._driver.now_ms()
+            changes = engine.take(self._engine.number, hold_up_stuck, *of) or {}
             self._held_up |= set(changes)
             self._change(changes)
 
@@ -277,10 +268,10 @@ class Fetcher:
         parts = list(runs(messages, one, {topic for topic, _ in (*fetched, *self._fetched)}))
         number, now, mean = self._engine.number, self._driver.now_ms(), mean_bytes(messages)
         with self._driver.locked(step=False) as engine:
-            engine.take(Read(number, len(messages), mean), now)
+            engine.take(number, self._engine.delivery.memory.read, len(messages), mean)
             for key, group in parts:
                 if is_of_now(key):
-                    engine.take(Fetched(number, key, group), now)
+                    engine.take(number, self._engine.fetched, key, group, now)
                     self.monitor.received(key, (group[-1].offset() or 0) + 1)
                     self._driver.lock.empty_outbox()  # what follows of this partition may be of an old position now
                     self._failed_at.pop(key, None)
@@ -288,7 +279,7 @@ class Fetcher:
                     self._fetch_anew(key)
             for key, end in ends.items():
                 if is_of_now(key):
-                    engine.take(Reached(number, key, end), now)
+                    engine.take(number, self._engine.reached, key, end, now)
                     self.monitor.received(key, end)
                     self._driver.lock.empty_outbox()
             for fault in faults:
@@ -363,24 +354,26 @@ class Fetcher:
             self.fetch({key: assignment.fetch_from})
 
     def _judge(self, fault: DataFault) -> None:
-        number, now, take = self._engine.number, self._driver.now_ms(), self._driver.engine.take
+        number, now, engine = self._engine.number, self._driver.now_ms(), self._driver.engine
+        positions = self._engine.positions
         if fault.kind is FaultKind.TOO_LARGE:
             self._failed_at.update(dict.fromkeys(self._fetched, self._driver.monotonic()))
-            take(TooLarge(number, fault.message), now)
+            engine.take(number, positions.stuck.too_large, fault.message, now)
         elif fault.kind is FaultKind.RECREATED and fault.topic is not None:
-            take(Recreated(number, fault.topic, fault.message), now)
+            engine.take(number, positions.reader_found, fault.topic, fault.message, now)
             for key in [key for key in self._fetched if key[0] == fault.topic]:
                 self._fetch_anew(key)  # if the engine knew it already, and the position is of the new topic
         elif fault.topic is None or fault.partition is None:
             self._driver.effects.rate_limited.unanswered("fault", ("fetching", number), f"fetching: {fault.message}")
         elif fault.kind is FaultKind.OUT_OF_RANGE:
-            take(OutOfRange(number, (fault.topic, fault.partition)), now)
+            engine.take(number, positions.out_of_range, (fault.topic, fault.partition), now)
         else:
             is_forbidden = fault.kind is FaultKind.REFUSED
             at = float("inf") if is_forbidden else self._driver.monotonic()
             self._failed_at[fault.topic, fault.partition] = at
             needs = f". {grant('READ', 'topic', [fault.topic])}" if is_forbidden else ""
-            take(ReadFailed(number, (fault.topic, fault.partition), f"{fault.message}{needs}", is_forbidden), now)
+            of = (fault.topic, fault.partition), f"{fault.message}{needs}", now, is_forbidden
+            engine.take(number, positions.stuck.failed, *of)
 
     def close(self) -> None:
         """Close the reader (*blocking*)."""

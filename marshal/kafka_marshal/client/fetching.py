@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 
 from kafka_marshal import arguments
@@ -22,28 +23,12 @@ from kafka_marshal.client.handled import Handled
 from kafka_marshal.client.handling import Retry, check_park
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.client.transactions import Transactions
-from kafka_marshal.engine.consumer_inputs import (
-    Answered,
-    Done,
-    DoneRun,
-    Finish,
-    LanesReturned,
-    Next,
-    Park,
-    Reclaim,
-    Regather,
-    Room,
-    Say,
-    SettleHand,
-    UndoRun,
-)
 from kafka_marshal.engine.effects import TakeOver
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
-from kafka_marshal.engine.share_inputs import GiveBackRun, ParkMessage
 from kafka_marshal.engine.work.assignment import Grant, Run
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.open_messages import hash_of
-from kafka_marshal.engine.work.pull import AwaitGrant, End, Fetch, GrantedPull, Pull, Step, Take, Wait, Wanted
+from kafka_marshal.engine.work.pull import AwaitGrant, End, Fetch, GrantedPull, Pull, Take, Wait, Wanted
 from kafka_marshal.engine.work.purgatory import Finished
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of
@@ -64,8 +49,8 @@ LONG_MS = 60_000.0
 #: Said again after this time (ms), with the count of then.
 SAID_EVERY_MS = 600_000.0
 
-#: What user threads report; the engine gets it in this order.
-Said = Message | Run | Finished | Park | ParkMessage | GiveBackRun
+#: What user threads report; the engine gets it in this order. Or what gives the engine an input.
+Said = Message | Run | Finished | partial[object]
 
 
 class Undone:
@@ -207,8 +192,8 @@ class FetchingConsumer(Membership[S]):
                 "message. Nothing was set aside; call park() of the consumer that it came from"
             )
         self._require_sharing_level("park(…)")
-        offset, number = offset_of(message), self._engine.number
-        self._say(Park(number, key, -1, offset, hash_of(message), 0, shortened(reason)))
+        of = key, -1, offset_of(message), hash_of(message), 0, shortened(reason)
+        self._say(partial(self._take, self._engine.park, *of))
 
     def _require_sharing_level(self, what: str) -> None:
         """Raise ConfigurationError if the coordination topic can't hold open messages yet (U6)."""
@@ -231,7 +216,7 @@ class FetchingConsumer(Membership[S]):
                 self._done_after_close += said.size if isinstance(said, RunOf) else 1
             return
         if (lanes := self._delivery.in_lanes.lanes) is not None and lanes.has_returned:
-            self._take(LanesReturned(number))
+            self._take(self._delivery.in_lanes.returned)
         done: list[Message] = []
         finished: list[Finished] = []
         while self._inbox:
@@ -239,19 +224,22 @@ class FetchingConsumer(Membership[S]):
             if isinstance(said, Finished):
                 finished.append(said)
                 continue
-            if not isinstance(said, RunOf | Park | ParkMessage | GiveBackRun):
+            if not isinstance(said, RunOf | partial):
                 done.append(said)
                 continue
             if done:
-                self._take(Done(number, done))
+                self._take(self._delivery.done, done)
                 done = []
-            self._take(DoneRun(number, said) if isinstance(said, RunOf) else said)
+            if isinstance(said, partial):
+                said()
+            else:
+                self._take(self._delivery.done_run, said)
         if done:
-            self._take(Done(number, done))
+            self._take(self._delivery.done, done)
         if finished:
-            self._take(Finish(number, finished))
+            self._take(self._delivery.finish, finished)
         if self._hand.in_doubt:
-            self._take(Regather(number))
+            self._take(self._hand.regather, self._engine)
 
     def _reclaim(self, before: float) -> None:
         """Deliver again what was delivered before that time (ms), and then dropped; the lock is held.
@@ -267,14 +255,14 @@ class FetchingConsumer(Membership[S]):
             since = self._undone.since(before)
             runs = [run for x in self._engine.assignments.values() for run in x.tracker.runs.values() if run.is_marked]
             if text := self._undone.look(runs, before, self._driver.now_ms()):
-                self._take(Say(self._engine.number, text))
-        self._take(Reclaim(self._engine.number, before, since))
+                self._driver.engine.take(self._engine.number, self._engine.warn, text)
+        self._take(self._delivery.reclaim, before, since)
 
     def _undo(self, run: Run | None) -> None:
         """Take back a run that did not reach the thread that asked for it, or that the thread has left."""
         if run is not None and not self._closed:
             with self._driver.locked(step=False):
-                self._take(UndoRun(self._engine.number, run))
+                self._take(self._delivery.undo_run, run)
 
     def _serve_run(self, is_gone: Callable[[], bool]) -> Run | None:
         self._recall_hand()
@@ -288,27 +276,27 @@ class FetchingConsumer(Membership[S]):
         """Put back what ``poll`` has not taken yet: it comes first."""
         if self._hand.run is not None or self._hand.in_doubt:
             with self._driver.locked(step=False):
-                self._take(Regather(self._engine.number))
+                self._take(self._hand.regather, self._engine)
 
     def _serve_hand(self, is_gone: Callable[[], bool], deadline: float | None, collected: Sequence[Run]) -> Run | None:
         hand, until = self._hand, inf if deadline is None else deadline
         if self._options.settings.at_most_once:
             return self._pull(GrantedPull(self._engine, hand, deadline=until, collected=collected), is_gone)
         with self._driver.locked(step=False):
-            self._take(SettleHand(self._engine.number, bool(collected), hand.in_doubt))
+            self._take(hand.settle, self._engine, bool(collected), hand.in_doubt)
         return self._pull(Pull(self._engine, hand, deadline=until, collected=collected), is_gone, hand.size)
 
     def _pull(
         self, pull: Pull, is_gone: Callable[[], bool], max_messages: int = RUN_SIZE, iterating: bool = False
     ) -> Run | None:
         """Carry out the pull step by step. Returns its run; None if the pull or the consumer ends."""
-        number, fetcher, came, waited = self._engine.number, self._fetcher, None, None
+        fetcher, came, waited = self._fetcher, None, None
         while True:
             with self._driver.locked(step=False):
                 if is_gone() or self._is_over():
                     return None
                 wanted = Wanted(max_messages, iterating, self._driver.monotonic(), came, waited)
-                step: Step = self._take(Next(number, wanted, pull))
+                step = self._take(pull.next, wanted)
                 is_held_up = self._delivery.is_held_up(self._driver.now_ms())
             came = waited = None
             match step:
@@ -328,12 +316,12 @@ class FetchingConsumer(Membership[S]):
     def _await(self, pull: Pull, grant: Grant) -> None:
         """Wait until our replica has applied the ClaimingMessages (C13); meanwhile, fetch the next batch."""
         with self._driver.locked(step=False):
-            room = self._take(Room(self._engine.number, pull)) or 0  # None: closed since, by another thread
+            room = self._take(pull.room) or 0  # None: closed since, by another thread
         self._fetcher.fill(room, lambda: grant.is_answered)
         with self._driver.condition:
             self._driver.wait_for(lambda: grant.is_answered, None)
         with self._driver.locked(step=False):
-            self._take(Answered(self._engine.number, pull, grant))
+            self._take(pull.answered, grant)
 
     def _say_in_hand(self, error: Exception) -> None:
         found: Message | None = None

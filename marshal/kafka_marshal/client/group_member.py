@@ -12,7 +12,6 @@ from kafka_marshal.client.checkpointing import CheckpointingMember
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.client.state_calls import StateCalls
 from kafka_marshal.engine import effects
-from kafka_marshal.engine.consumer_inputs import Commit
 from kafka_marshal.engine.groups.member import MemberState
 from kafka_marshal.engine.work.assignment import REPORTING, Assignment
 from kafka_marshal.engine.work.tracker import beyond
@@ -140,7 +139,7 @@ class GroupMember(CheckpointingMember):
     def _carry_out_commit(self, timeout: float) -> None:
         with self._driver.locked():
             self._drain()
-            self._take(Commit(self._engine.number))
+            self._take(self._driver.engine.commit, self._engine.number)
         with self._driver.condition:
             is_over = self._driver.wait_for(lambda: self._is_committed() or self._member.failure is not None, timeout)
             self._driver.check()

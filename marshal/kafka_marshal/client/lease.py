@@ -7,7 +7,6 @@ from types import TracebackType
 from kafka_marshal import arguments
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.engine.claims.manual import Answer, ManualLease
-from kafka_marshal.engine.inputs import BeatLease, GrantLease, ReleaseLease
 from kafka_marshal.errors import ConfigurationError, LeaseLostError
 from kafka_marshal.node.driver import Driver
 
@@ -63,7 +62,7 @@ class Lease(OneProcess, WithBlock):
     def _heartbeat(self, last_offset: int | None) -> None:
         self.require()
         with self._driver.locked() as engine:
-            answer = engine.take(BeatLease(self._manual, last_offset), self._driver.now_ms())
+            answer = engine.take(None, self._manual.beat, last_offset, self._driver.now_ms())
         self._await(answer, f"heartbeat({last_offset})")
 
     def grant(self, last_offset: int) -> None:
@@ -77,7 +76,7 @@ class Lease(OneProcess, WithBlock):
     def _grant(self, last_offset: int) -> None:
         self.require()
         with self._driver.locked() as engine:
-            answer = engine.take(GrantLease(self._manual, last_offset), self._driver.now_ms())
+            answer = engine.take(None, self._manual.grant, last_offset, self._driver.now_ms())
         self._await(answer, f"grant({last_offset})")
 
     def release(self, last_offset: int | None = None) -> None:
@@ -88,7 +87,7 @@ class Lease(OneProcess, WithBlock):
         if self._manual.loss or self._manual.is_released:
             return
         with self._driver.locked() as engine:
-            engine.take(ReleaseLease(self._manual, last_offset), self._driver.now_ms())
+            engine.take(None, self._manual.release, last_offset, self._driver.now_ms())
         with self._driver.condition:
             self._driver.wait_for(
                 lambda: self._manual.is_released or bool(self._manual.loss),

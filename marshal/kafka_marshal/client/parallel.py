@@ -25,16 +25,6 @@ from kafka_marshal.client.held_back import LettersInTransactions
 from kafka_marshal.client.tasks import Tasks
 from kafka_marshal.client.threads import Threads
 from kafka_marshal.client.tries import LOOK_S, Call, Tries
-from kafka_marshal.engine.consumer_inputs import (
-    GiveBack,
-    Heard,
-    LanesReturned,
-    Next,
-    NoteHeldBack,
-    OpenLanes,
-    Say,
-    Spread,
-)
 from kafka_marshal.engine.work.lanes import HELD_BACK_MS, Lanes
 from kafka_marshal.engine.work.pull import Fetch, Pull, Take, Wait, Wanted
 from kafka_marshal.errors import ConfigurationError
@@ -151,7 +141,7 @@ class Runner:
                     f"with order={order!r} messages could not wait for them. Nothing was changed. Wait, or restart"
                 )
             if lanes is None or not lanes.running:
-                consumer._take(LanesReturned(consumer._engine.number))
+                consumer._take(in_lanes.returned)
                 grace_ms = 0.0 if timeout is None or not self._options.is_async else timeout
                 lanes = Lanes(order, self._runtime.lock(), consumer._stop_signal, grace_ms)
             options = self._options
@@ -162,7 +152,7 @@ class Runner:
                 concurrency=options.concurrency,
                 most_tries=None if attempts is None else max(attempts, MAX_DELIVERIES),
             )
-            consumer._take(OpenLanes(consumer._engine.number, lanes))
+            self._driver.engine.take(consumer._engine.number, in_lanes.open, lanes)
             return lanes
 
     # The feeder.
@@ -173,7 +163,8 @@ class Runner:
             self._workers.start()
             if self._committers is not None:
                 self._committers.start()
-            number, pull, came, waited = self._consumer._engine.number, Pull(self._consumer._engine), None, None
+            consumer, came, waited = self._consumer._engine, None, None
+            pull = Pull(consumer)
             while not (self._call.is_ending or is_gone()):
                 now = self._runtime.now_ms()
                 self._workers.put(self._lanes.reopened(now))
@@ -185,11 +176,13 @@ class Runner:
                     self._look(now)
                     is_enough = self._lanes.ready >= self._tries.ready_wanted
                     if is_enough:
-                        self._consumer._take(Heard(number))  # otherwise Next shows that handlers are alive
+                        self._consumer._take(
+                            consumer.delivery.heard
+                        )  # otherwise ``next`` shows that handlers are alive
                     wanted = Wanted(SPREAD, False, self._runtime.monotonic(), came, waited)
-                    step = None if is_enough else self._consumer._take(Next(number, wanted, pull))
+                    step = None if is_enough else self._consumer._take(pull.next, wanted)
                     if isinstance(step, Take):
-                        self._workers.put(self._consumer._take(Spread(number, step.run)))
+                        self._workers.put(self._consumer._take(consumer.spread, step.run) or ())
                 came = waited = None
                 match step:
                     case None:
@@ -231,7 +224,8 @@ class Runner:
         if self._committers is not None:
             committing = self._committers.held_back(now, HELD_BACK_MS)
             found = (*committing, *(x for x in found if x[:2] not in {each[:2] for each in committing}))
-        full = self._consumer._take(NoteHeldBack(self._consumer._engine.number, found)) or ()
+        engine, consumer = self._driver.engine, self._consumer._engine
+        full = engine.take(consumer.number, consumer.delivery.in_lanes.note, found) or ()
         self._told.intersection_update(one[:2] for one in found)
         for one in found:
             if one[:2] in full and one[:2] not in self._told:
@@ -241,7 +235,7 @@ class Runner:
                     "its messages are in hand, which is the limit (50,000 a partition, and its share of "
                     "max_bytes_in_flight). Nothing is lost; other partitions go on"
                 )
-                self._consumer._take(Say(self._consumer._engine.number, text))
+                engine.take(consumer.number, consumer.warn, text)
 
     def _look_at_failures(self, now: float) -> None:
         """While nothing succeeds here: whether it does at other members; and say so (the driver's lock is held)."""
@@ -299,4 +293,4 @@ class Runner:
     def _give_back(self) -> None:
         """Give back messages in flight that no handler has: they come again, here or elsewhere."""
         with self._driver.locked():
-            self._consumer._take(GiveBack(self._consumer._engine.number))
+            self._consumer._take(self._consumer._engine.delivery.give_back)

@@ -16,8 +16,6 @@ from kafka_marshal.client.base import Host, Membership
 from kafka_marshal.client.group_member import GroupMember, Piece
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.client.taking import RangeTaker, Watermarks
-from kafka_marshal.engine.checkpoint_inputs import TakeCheckpoint
-from kafka_marshal.engine.consumer_inputs import DoneRanges, GiveBackRanges, OpenRanges
 from kafka_marshal.engine.work.ranges import OffsetRange, RangeDelivery
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node.driver import Driver
@@ -116,7 +114,8 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
     def _done(self, ranges: list[OffsetRange], flush: bool, together: bool) -> list[OffsetRange]:
         with self._driver.locked():
-            return self._take(DoneRanges(self._engine.number, ranges, flush, together)) or []
+            of = self._engine.number, ranges, flush, together
+            return self._take(self._driver.engine.done_ranges, *of) or []
 
     def give_back(self, ranges: Iterable[OffsetRange]) -> None:
         """Give these ranges back, not done: they come again, here or at the next holder.
@@ -127,7 +126,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
     def _give_back(self, ranges: list[OffsetRange]) -> None:
         with self._driver.locked():
-            self._take(GiveBackRanges(self._engine.number, ranges))
+            self._take(self._delivery.give_back_ranges, ranges)
 
     def is_valid(self, given: OffsetRange) -> bool:
         """Whether the range's lease is proven at this moment, by this process's own clock."""
@@ -211,7 +210,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
         known = set(self._taker.open_keys(ends) or ())
 
         def settled() -> bool:
-            opened = any(key in ends and key not in known for key in self._take(OpenRanges(self._engine.number)) or ())
+            opened = any(key in ends and key not in known for key in self._take(self._delivery.open) or ())
             return opened or is_gone() or self._closed or bool(self._engine.errors) or all_done()
 
         def all_done() -> bool:
@@ -255,7 +254,7 @@ class GroupRangeConsumer(GroupMember, RangeConsumer):
                 return
             done = {key: x.tracker.done.stable for key, x in self._engine.assignments.items() if key in ends}
             if any(self._engine.known_stable(key) < stable for key, stable in done.items()):
-                self._take(TakeCheckpoint(self._engine.number))
+                self._take(found.take)
 
 
 def _checked(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:

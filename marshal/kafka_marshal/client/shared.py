@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar, cast
 
 from kafka_marshal import arguments, ports
@@ -11,7 +12,6 @@ from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.consumer import DEFAULT_RETRY, DRAIN_TIMEOUT_S, Consumer
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.settings import SharingOptions
-from kafka_marshal.engine.share_inputs import GiveBackRun, ParkMessage, WantBatches
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedAssignment, SharedConsumer
 from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.engine.work.pull import Pull
@@ -123,7 +123,9 @@ class SharedBatch(Batch):
         if offset is None:
             raise arguments.wrong("message", "a message of this batch", message)
         of = key_hash(key.encode() if isinstance(key, str) else key, offset)
-        self._consumer._say(ParkMessage(self._consumer._engine.number, self._run, offset, of, why))
+        consumer, delivery = self._consumer, cast("SharedConsumer", self._consumer._engine).delivery
+        consumer._say(partial(consumer._take, delivery.park, self._run, offset, of, why))
+        consumer._tell()
 
     def _aside(self) -> set[int]:
         run = cast("BatchRun", self._run)
@@ -135,7 +137,9 @@ class SharedBatch(Batch):
         This member takes nothing of the partition for 100 ms then, twice as long each time in a row, at most a
         heartbeat interval.
         """
-        self._consumer._say(GiveBackRun(self._consumer._engine.number, self._run))
+        consumer, delivery = self._consumer, cast("SharedConsumer", self._consumer._engine).delivery
+        consumer._say(partial(consumer._take, delivery.give_back_run, self._run))
+        consumer._tell()
 
     def __repr__(self) -> str:
         where = f"{self.topic!r}, {self.partition}, {self.first}…{self.last}"
@@ -161,7 +165,7 @@ class ShareConsumer(Consumer):
     def _say(self, what: Any) -> None:
         super()._say(what)
         is_much = len(self._inbox) >= cast("SharedConsumer", self._engine).taking.news_at
-        if is_much or isinstance(what, BatchRun | ParkMessage | GiveBackRun):
+        if is_much or isinstance(what, BatchRun):
             self._tell()
 
     def _tell(self) -> None:
@@ -189,7 +193,7 @@ class ShareConsumer(Consumer):
 
     def _serve_batch(self, is_gone: Callable[[], bool], max_messages: int, timeout: float) -> Run | None:
         with self._driver.locked(step=False):
-            self._take(WantBatches(self._engine.number, max_messages, timeout * 1000))
+            self._take(cast("SharedConsumer", self._engine).wants, max_messages, timeout * 1000)
         return self._pull(Pull(self._engine), is_gone, max_messages)
 
     def run(

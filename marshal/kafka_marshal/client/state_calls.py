@@ -16,10 +16,10 @@ from typing import Any
 from kafka_marshal import arguments
 from kafka_marshal.checkpoints import Checkpoint, CheckpointPiece, Restore, RestorePiece
 from kafka_marshal.client.closing import calling
-from kafka_marshal.engine.checkpoint_inputs import StateRestored, StateReturned, StateSafe
 from kafka_marshal.engine.effects import Note, RestoreState, SaveState
 from kafka_marshal.engine.groups.checkpoints.cuts import left_means, places
-from kafka_marshal.engine.inputs import Input
+from kafka_marshal.engine.inputs import Ts
+from kafka_marshal.engine.plane import Checkpointing
 from kafka_marshal.errors import ClosedError, StaleEpochError, StateError, StateMissingError
 from kafka_marshal.guard import report
 from kafka_marshal.logs import Event, log
@@ -31,6 +31,9 @@ _LEAVES = (
     "this member leaves the group, others take over its pieces from their last checkpoint, and the consumer's next "
     "call raises this"
 )
+
+#: Gives the engine an input, at a time of our own clock (ms).
+Dropped = Callable[[float], object]
 
 
 class StateCalls:
@@ -45,12 +48,12 @@ class StateCalls:
 
     def save(self, asked: SaveState) -> None:
         """Have on_checkpoint called, and pass on how it ended."""
-        of = asked.consumer, asked.barrier, asked.pieces
-        self._submit("on_checkpoint", asked.pieces, partial(self._save, asked), StateReturned(*of, _dropped()))
+        dropped = self._input(self._checkpoints.returned, asked.barrier, asked.pieces, _dropped())
+        self._submit("on_checkpoint", asked.pieces, partial(self._save, asked), dropped)
 
     def restore(self, asked: RestoreState) -> None:
         """Have on_restore called, and pass on how it ended."""
-        dropped = StateRestored(asked.consumer, asked.attempt, _dropped())
+        dropped = self._input(self._checkpoints.restored, asked.attempt, _dropped(), False)
         self._submit("on_restore", asked.pieces, partial(self._restore, asked), dropped)
 
     def completed(self, checkpoint: int) -> None:
@@ -63,26 +66,27 @@ class StateCalls:
         if lanes is not None and lanes.handlers is not None:
             lanes.handlers.put(lanes.reopened(self._driver.now_ms()))
 
-    def _submit(self, name: str, pieces: Any, run: Callable[[], object], dropped: Input | None) -> None:
+    def _submit(self, name: str, pieces: Any, run: Callable[[], object], dropped: Dropped | None) -> None:
         of = f" of {places(piece.key for piece in pieces)}" if pieces else ""
         self._driver.effects.callbacks.submit(UserCall(f"{name}{of}", run, self._port, dropped))
 
     # On the callback thread.
 
     def _save(self, asked: SaveState) -> None:
-        of = asked.consumer, asked.barrier, asked.pieces
+        of = asked.barrier, asked.pieces
+        returned, safe = self._checkpoints.returned, self._checkpoints.safe
         pieces = tuple(CheckpointPiece(*x.key, x.lo, x.hi, group_id=self._group_id) for x in asked.pieces)
         try:
             found = self._call("on_checkpoint", Checkpoint(asked.barrier, pieces, asked.leaving, asked.needed))
             future = _future_of(found)
         except BaseException as error:  # noqa: BLE001 - the user's, on a thread of the library
             self._report(asked, error)
-            self._take(StateReturned(*of, _exception("on_checkpoint", error)))
+            self._take(self._input(returned, *of, _exception("on_checkpoint", error)))
             return
         if future is None:
-            self._take(StateReturned(*of), StateSafe(*of))
+            self._take(self._input(returned, *of, None), self._input(safe, *of, None))
         else:
-            self._take(StateReturned(*of))
+            self._take(self._input(returned, *of, None))
             future.add_done_callback(lambda done: self._driver.post(partial(self._saved, asked, done)))
 
     def _saved(self, asked: SaveState, done: Future[object]) -> None:
@@ -93,7 +97,7 @@ class StateCalls:
         except BaseException as raised:  # noqa: BLE001 - the user's; CancelledError, too
             self._report(asked, raised)
             error = _exception("what on_checkpoint returned", raised)
-        self._take(StateSafe(asked.consumer, asked.barrier, asked.pieces, error))
+        self._take(self._input(self._checkpoints.safe, asked.barrier, asked.pieces, error))
 
     def _report(self, asked: SaveState, error: BaseException) -> None:
         means = left_means(leaves=asked.leaving, is_hold=asked.is_hold)
@@ -111,10 +115,10 @@ class StateCalls:
             if not is_outdated:
                 report("on_restore", error, _LEAVES)
             raised = _exception("on_restore", error)
-            self._take(StateRestored(asked.consumer, asked.attempt, raised, is_outdated))
+            self._take(self._input(self._checkpoints.restored, asked.attempt, raised, is_outdated))
         else:
             self._say(asked)
-            self._take(StateRestored(asked.consumer, asked.attempt))
+            self._take(self._input(self._checkpoints.restored, asked.attempt, None, False))
 
     def _say(self, asked: RestoreState) -> None:
         words = f"restored (checkpoint {asked.checkpoint})"
@@ -157,10 +161,20 @@ class StateCalls:
             is_ours.reset(before)
             calling.set(None)
 
-    def _take(self, *events: Input) -> None:
+    @property
+    def _checkpoints(self) -> Checkpointing:
+        found: Checkpointing | None = self._port._engine.source.checkpoints
+        assert found is not None  # the engine asks only then
+        return found
+
+    def _input(self, function: Callable[[*Ts, float], object], *of: *Ts) -> Dropped:
+        """An input for the consumer, as a function of the time."""
+        return partial(self._driver.engine.take, self._port._engine.number, function, *of)
+
+    def _take(self, *inputs: Dropped) -> None:
         with self._driver.condition:
-            for event in events:
-                self._driver.engine.take(event, self._driver.now_ms())
+            for each in inputs:
+                each(self._driver.now_ms())
             self._driver.lock.settle()
             self.reopen()
 

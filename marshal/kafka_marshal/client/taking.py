@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Protocol
 
-from kafka_marshal.engine.consumer_inputs import CollectRange, EndsFound, LoseRanges, OpenRanges, Recreated, TakeRanges
-from kafka_marshal.engine.inputs import Input
+from kafka_marshal.engine.inputs import T, Ts
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.ranges import OffsetRange, RangeDelivery, RangeRun
 from kafka_marshal.node.driver import Driver
@@ -72,7 +71,7 @@ class Taking(Protocol):
 
     def _is_over(self) -> bool: ...
 
-    def _take(self, event: Input) -> Any: ...
+    def _take(self, function: Callable[[*Ts, float], T], *of: *Ts) -> T | None: ...
 
 
 class RangeTaker:
@@ -82,10 +81,6 @@ class RangeTaker:
         self._consumer = consumer
         self._driver = driver
         self._marks = marks
-
-    @property
-    def _number(self) -> int:
-        return self._consumer._engine.number
 
     def serve(
         self, is_gone: Callable[[], bool], max_records: int, ends: Mapping[Key, int] | None, timeout: float | None
@@ -114,8 +109,7 @@ class RangeTaker:
         return [key for key in keys if ends is None or key in ends]
 
     def _open(self) -> list[Key]:
-        found: list[Key] | None = self._consumer._take(OpenRanges(self._number))
-        return found or []
+        return self._consumer._take(self._consumer._delivery.open) or []
 
     def _pause(self, keys: list[Key], ends: Mapping[Key, int] | None, timeout_s: float) -> None:
         """Wait until there are other partitions to take from, or it is time to ask for the log ends again."""
@@ -152,15 +146,16 @@ class RangeTaker:
             for name, info in infos.items():
                 known = self._consumer._engine.subscription.topic_id(name)
                 if known is not None and info.topic_id not in ("", known):
-                    self._consumer._take(Recreated(self._number, name, info.topic_id))
-            self._consumer._take(EndsFound(self._number, {key: end for key, (_, end) in marks.items()}))
+                    self._consumer._take(self._consumer._engine.positions.reader_found, name, info.topic_id)
+            ends_found = {key: end for key, (_, end) in marks.items()}
+            self._consumer._take(self._consumer._delivery.beyond_end, ends_found)
         return self._take(_bounded(marks, ends), max_records, only_full=False)
 
     def _take(self, marks: Marks, max_records: int, *, only_full: bool) -> list[RangeRun]:
         with self._driver.locked(step=False):
             if self._consumer._is_over():
                 return []
-            runs: list[RangeRun] = self._consumer._take(TakeRanges(self._number, marks, max_records, only_full)) or []
+            runs = self._consumer._take(self._consumer._delivery.take_if, marks, max_records, only_full) or []
         return self._await_grants(runs) if self._consumer._engine.at_most_once else runs
 
     def _await_grants(self, runs: list[RangeRun]) -> list[RangeRun]:
@@ -173,11 +168,11 @@ class RangeTaker:
             with self._driver.locked():
                 while waiting:
                     run = waiting.pop()
-                    if self._consumer._take(CollectRange(self._number, run)):
+                    if self._consumer._take(self._consumer._delivery.collect_range, run):
                         granted.insert(0, run)
         except BaseException:  # Ctrl-C while waiting: the caller won't get what was granted
             with self._driver.locked():
-                self._consumer._take(LoseRanges(self._number, granted, waiting))
+                self._consumer._take(self._consumer._delivery.lose, granted, waiting)
             raise
         return granted
 

@@ -10,8 +10,9 @@ from typing import Protocol, Self
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.transacted import ABORTED
 from kafka_marshal.client.transactions import Headers, Output, Transactions, dropped, output
-from kafka_marshal.engine.consumer_inputs import Abort, DoneRun, Turn
+from kafka_marshal.engine.inputs import T, Ts
 from kafka_marshal.engine.work.assignment import Run
+from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.errors import ConfigurationError, TransactionError
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
@@ -28,9 +29,12 @@ class Host(Protocol):
     """A consumer, as its transactions see it."""
 
     _driver: Driver
+    _engine: ConsumerEngine
     _transactions: Transactions | None
 
     def _ask(self, function: Callable[..., None], *args: object) -> Answer[None]: ...
+
+    def _take(self, function: Callable[[*Ts, float], T], *of: *Ts) -> T | None: ...
 
 
 class Transaction:
@@ -107,9 +111,8 @@ class Transaction:
         except BaseException:
             self._abort(is_gone)
             raise
-        driver = self._consumer._driver
-        with driver.locked() as engine:
-            engine.take(DoneRun(self._number, run), driver.now_ms())
+        with self._consumer._driver.locked():
+            self._consumer._take(self._consumer._engine.delivery.done_run, run)
 
     def _fail(self, is_gone: Callable[[], bool]) -> None:
         """The block raised."""
@@ -120,19 +123,12 @@ class Transaction:
 
     def _abort(self, is_gone: Callable[[], bool]) -> None:
         """It and all later batches of its partition that are in flight come again (M5)."""
-        driver = self._consumer._driver
-        with driver.locked() as engine:
-            engine.take(Abort(self._number, self._run), driver.now_ms())
-
-    @property
-    def _number(self) -> int:
-        return self._run.assignment.consumer.number
+        with self._consumer._driver.locked():
+            self._consumer._take(self._consumer._engine.positions.take_overs.abort, self._run)
 
     def _turn(self) -> bool | None:
         """Whether it may be committed now; None: it was dropped. The lock is held."""
-        driver = self._consumer._driver
-        turn: bool | None = driver.engine.take(Turn(self._number, self._run), driver.now_ms())
-        return turn
+        return self._consumer._take(self._consumer._engine.positions.take_overs.turn, self._run)
 
     def _await_turn(self, is_gone: Callable[[], bool]) -> None:
         """Wait until all earlier batches of the partition are committed; raises if one was not."""

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Protocol
 from kafka_marshal import arguments
 from kafka_marshal.client.options import TransactionOptions
 from kafka_marshal.client.transacted import ABORTED, FENCED, UNKNOWN, Transacted
-from kafka_marshal.engine.consumer_inputs import TakeOverFailed, TookOver, Untake
 from kafka_marshal.engine.effects import TakeOver, TakeOverStep
+from kafka_marshal.engine.inputs import Ts
 from kafka_marshal.engine.work.assignment import Assignment
-from kafka_marshal.engine.work.taking_over import metadata_of
+from kafka_marshal.engine.work.taking_over import TakeOvers, metadata_of
 from kafka_marshal.errors import (
     AuthorizationError,
     ConfigurationError,
@@ -166,23 +166,29 @@ class Transactions:
             if self._is_over or self._driver.is_over or not self._driver.engine.is_asked(asked):
                 return
             self._warn_of_many(asked.consumer)
-            answer = self._step(asked)
+            found = self._step(asked)
         except MarshalError as error:
             is_theirs = isinstance(error, ConfigurationError | AuthorizationError)
-            self._answer(TakeOverFailed(asked.consumer, asked, str(error), error if is_theirs else None))
+            self._failed(asked, str(error), error if is_theirs else None)
         except Exception as error:  # noqa: BLE001 - logged with its traceback; it is tried again
             log(logging.ERROR, "take_over_failed", "taking over a partition for transactions failed", error=error)
-            self._answer(TakeOverFailed(asked.consumer, asked, f"{type(error).__name__}: {error}"))
+            self._failed(asked, f"{type(error).__name__}: {error}", None)
         else:
-            self._answer(answer)
+            self._answer(asked, lambda found: found.answered, asked, *found)
 
-    def _answer(self, answer: TookOver | TakeOverFailed) -> None:
-        with self._driver.condition:
-            if not self._driver.is_over:
-                self._driver.engine.take(answer, self._driver.now_ms())
-                self._driver.lock.settle()
+    def _failed(self, asked: TakeOver, text: str, error: Exception | None) -> None:
+        self._answer(asked, lambda found: found.failed, asked, text, error)
 
-    def _step(self, asked: TakeOver) -> TookOver:
+    def _answer(self, asked: TakeOver, function: Callable[[TakeOvers], Callable[[*Ts, float], None]], *of: *Ts) -> None:
+        driver = self._driver
+        with driver.condition:
+            if not driver.is_over and (consumer := driver.engine.consumers.get(asked.consumer)) is not None:
+                take_overs = consumer.positions.take_overs
+                driver.engine.take(consumer.number, function(take_overs), *of, driver.now_ms())
+                driver.lock.settle()
+
+    def _step(self, asked: TakeOver) -> tuple[int | None, str]:
+        """Returns Kafka's committed offset, if it was read and there is one, and its metadata."""
         match asked.step:
             case TakeOverStep.OPEN:
                 self._open(asked)
@@ -190,8 +196,8 @@ class Transactions:
                 found = self._driver.cluster.committed_offset(self._group_id, asked.key, STEP_TIMEOUT_S)
                 if asked.step is TakeOverStep.SET:
                     self._set(asked)
-                return TookOver(asked.consumer, asked, *(found or ()))
-        return TookOver(asked.consumer, asked)
+                return found or (None, "")
+        return None, ""
 
     def _open(self, asked: TakeOver) -> None:
         """Make the partition's producer, which fences its predecessor."""
@@ -380,9 +386,14 @@ class Transactions:
         """The producer is of no use any more: take the partition over again, with another."""
         with self._news:
             self._retire(assignment.key, kept)
-        number = assignment.consumer.number
-        with self._driver.locked() as engine:
-            engine.take(Untake(number, assignment.key, assignment.epoch), self._driver.now_ms())
+        with self._driver.locked():
+            self._untake(assignment, False)
+
+    def _untake(self, assignment: Assignment, is_known: bool) -> None:
+        engine = self._driver.engine
+        if (consumer := engine.consumers.get(assignment.consumer.number)) is not None:
+            of = assignment.key, assignment.epoch, is_known, self._driver.now_ms()
+            engine.take(consumer.number, consumer.untake, *of)
 
     def _unknown(self, key: Key, error: Exception) -> Exception:
         topic, partition = key
@@ -404,7 +415,7 @@ class Transactions:
         key, epoch, taking = assignment.key, assignment.epoch, assignment.taking
         try:
             while True:
-                with self._driver.locked() as engine:
+                with self._driver.locked():
                     self._driver.check()
                     if assignment.over:
                         raise self._lost(assignment)
@@ -414,7 +425,7 @@ class Transactions:
                         if (kept := self._use(key, epoch, taking.attempt)) is not None:
                             return kept
                         self._awaited.add(key)
-                        engine.take(Untake(assignment.consumer.number, key, epoch, True), self._driver.now_ms())
+                        self._untake(assignment, True)
                 with self._driver.condition:
                     self._driver.wait_for(lambda: taking.is_done or assignment.over or not is_current(), None)
         finally:

@@ -21,7 +21,6 @@ from kafka_marshal.client.fates import Fate, fate_of
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import RunOptions
 from kafka_marshal.client.held_back import held_back
-from kafka_marshal.engine.consumer_inputs import Park
 from kafka_marshal.engine.work.assignment import Assignment, stable_of
 from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.engine.work.lanes import Lanes
@@ -276,10 +275,10 @@ class Tries:
     def _park(self, lane: Lane, attempt: Attempt, error: Exception) -> None:
         """Set a message aside in the log; its key continues."""
         assignment, reason = lane.assignment, shortened(type(error).__name__)
-        place = (assignment.key, assignment.epoch, offset_of(attempt.message))
-        key_hash = hash_of(attempt.message)
+        place = (assignment.key, assignment.epoch, offset_of(attempt.message), hash_of(attempt.message))
         self.failures.put_aside(attempt, error, PARKED)
-        self.consumer._say(Park(self.consumer._engine.number, *place, key_hash, attempt.number, reason))
+        park = self.consumer._engine.park
+        self.consumer._say(partial(self.consumer._take, park, *place, attempt.number, reason))
         if self.lanes.done(lane, self.call):
             self.workers.put((lane,))
         self._returned()

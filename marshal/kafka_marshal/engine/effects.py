@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from kafka_marshal.engine.inputs import given
 from kafka_marshal.types import Key, Start
 from rationalizer import Record
 from rationalizer.limits import MAX_KEY_HASH
@@ -265,6 +266,7 @@ class Outbox:
         self.effects: list[Effect] = []
         self._next_token = 0
 
+    @given
     def append(self, cp: int, record: Record) -> int:
         """Have a record appended; returns the token under which its acknowledgement comes back."""
         self._next_token += 1

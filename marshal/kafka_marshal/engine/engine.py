@@ -1,14 +1,14 @@
 """The engine: events and the time go in, effects come out. No I/O, no clock, no threads.
 
-Only :meth:`Engine.take` changes an engine, with an input of :mod:`.inputs`; everything else only reads. The caller
+Only :meth:`Engine.take` changes an engine, with a function of :mod:`.inputs`; everything else only reads. The caller
 must, in this order:
 
-1. Apply log records to the worlds. When the replica has caught up (C15), pass ``CaughtUp``. A member of a coordinated
+1. Apply log records to the worlds. When the replica has caught up (C15), pass ``caught_up``. A member of a coordinated
    group needs only its home, once it has joined: other CPs may be removed from the worlds. When they are back and
-   caught up, pass ``CaughtUp`` again.
-2. From then on, pass ``Applied`` with the outcome after *each* applied record.
+   caught up, pass it again.
+2. From then on, pass ``applied`` with the outcome after *each* applied record.
 3. Pass acknowledgements, look-ups, metadata, returned callbacks and what readers find as they come, in any order.
-4. After any of these, and no later than ``Deadline`` says, pass ``Step``; then carry out :meth:`take_effects` in order.
+4. After any of these, and no later than ``deadline`` says, pass ``step``; then carry out :meth:`take_effects` in order.
 5. Before it delivers a message to a user: compare now with ``hand_out_until`` of its lease.
 
 All calls are made under one lock. ``now`` is our own monotonic clock in milliseconds, one that counts suspend (T4); it
@@ -19,20 +19,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from random import Random
-from typing import Any, Protocol, cast
+from typing import Protocol, overload
 
-from kafka_marshal.engine import consumer_inputs as given
-from kafka_marshal.engine import inputs
 from kafka_marshal.engine.claims.applied import LeaseRecords
 from kafka_marshal.engine.claims.keys import KeySource
 from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
-from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.shares import ShareSource
 from kafka_marshal.engine.effects import Call, Effect, LookUp, Outbox, TakeOver
 from kafka_marshal.engine.groups.applied import Host
 from kafka_marshal.engine.groups.client import GroupClient
-from kafka_marshal.engine.inputs import Input
+from kafka_marshal.engine.inputs import T, Ts, given
 from kafka_marshal.engine.kinds import coordinated_group
 from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
@@ -41,7 +38,6 @@ from kafka_marshal.engine.shares.keys import KeyConsumer
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import REPORTING
 from kafka_marshal.engine.work.consumer import ConsumerEngine
-from kafka_marshal.engine.work.hold_up import hold_up, hold_up_stuck
 from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.engine.work.topic_mark import TopicIds
 from kafka_marshal.ports import TopicInfo
@@ -83,7 +79,7 @@ class RangeCommits:
 class Recorder(Protocol):
     """Records the run of an engine; see :mod:`.recording`."""
 
-    def take(self, take: Callable[[Input, float], object], event: Input, now: float) -> object:
+    def take(self, consumer: int | None, function: Callable[[*Ts], T], of: tuple[*Ts]) -> T:
         """Carry out one ``take``, and record it."""
 
     def effects(self, effects: list[Effect]) -> None:
@@ -123,6 +119,7 @@ class Engine:
 
     # Setting up.
 
+    @given
     def add_consumer(self, subscription: Subscription, settings: ConsumerSettings) -> ConsumerEngine:
         """Add a consumer; it starts to claim once it has metadata."""
         number = len(self._numbered) + 1
@@ -159,13 +156,14 @@ class Engine:
         kind = KeyConsumer if isinstance(source, KeySource) else ConsumerEngine
         return kind(number, settings, subscription, source, self.settings, self.outbox, self.topic_ids.want)
 
-    def remove_consumer(self, consumer: ConsumerEngine) -> None:
+    @given
+    def remove_consumer(self, number: int) -> None:
         """A consumer has ended; partitions of a running callback are released when it returns."""
-        self.consumers.pop(consumer.number, None)
-        self.leases.sources.pop(consumer.number, None)
-        self.groups.pop(consumer.number, None)
-        if not consumer.callbacks_running:
-            self._numbered[consumer.number - 1] = None
+        if (consumer := self.consumers.pop(number, None)) is not None:
+            self.leases.sources.pop(number, None)
+            self.groups.pop(number, None)
+            if not consumer.callbacks_running:
+                self._numbered[number - 1] = None
 
     def messages_opened(self, key: Key, entries: Settles, answers: Sequence[str] | None, now: float) -> None:
         """A record has opened, parked or settled messages of a partition (H3, H4). answers: if it is our own."""
@@ -197,19 +195,23 @@ class Engine:
 
     # Events.
 
-    def take(self, event: Input, now: float) -> Any:
-        """Take an input at a time of our own clock (ms). Returns what the class of the input documents."""
+    @overload
+    def take(self, consumer: None, function: Callable[[*Ts], T], *of: *Ts) -> T: ...
+    @overload
+    def take(self, consumer: int, function: Callable[[*Ts], T], *of: *Ts) -> T | None: ...
+    def take(self, consumer: int | None, function: Callable[[*Ts], T], *of: *Ts) -> T | None:
+        """Carry out an input, one of the functions that are ``given``, and return its result.
+
+        consumer: the number of the consumer that it is for; None: it is for the member. If it has ended, nothing is
+        done, and the result is None.
+        """
+        if consumer is not None and consumer not in self.consumers:
+            return None
         if self.recorder is not None:
-            return self.recorder.take(self._take, event, now)
-        return self._take(event, now)
+            return self.recorder.take(consumer, function, of)
+        return function(*of)
 
-    def _take(self, event: Input, now: float) -> object:
-        if (function := _OF_A_MEMBER.get(type(event))) is not None:
-            return function(self, *event, now)
-        number, *rest = cast("tuple[Any, ...]", event)
-        consumer = self.consumers.get(number)  # None: it has ended
-        return None if consumer is None else _OF_A_CONSUMER[type(event)](consumer, *rest, now)
-
+    @given
     def caught_up(self, now: float) -> None:
         """The replica has caught up.
 
@@ -222,6 +224,7 @@ class Engine:
             if any(lease.held and lease.group_id == self.settings.group_id for lease in world.leases()):
                 self._unknown_time[cp] = ask_at
 
+    @given
     def acked(self, token: int, offset: int | None, now: float) -> None:
         """The broker answered an append: its offset, or None if it failed or returned no offset."""
         for lease in self.book.acked(token, offset):
@@ -237,6 +240,7 @@ class Engine:
             return assignment is not None
         return assignment.taking.attempt == asked.attempt
 
+    @given
     def located(self, asked: LookUp, low: int, high: int, start: int, now: float) -> None:
         """The leader returned a log's start and end, and the start offset asked for."""
         consumer = self.consumers.get(asked.consumer)
@@ -244,6 +248,7 @@ class Engine:
         if consumer is not None and assignment is not None:
             consumer.positions.located(assignment, low, high, start, now)
 
+    @given
     def called(self, call: Call, now: float) -> None:
         """A callback of the user has returned (or raised)."""
         if (consumer := self._numbered[call.consumer - 1]) is not None:
@@ -252,6 +257,7 @@ class Engine:
             if not consumer.callbacks_running and call.consumer not in self.consumers:
                 self._numbered[call.consumer - 1] = None
 
+    @given
     def metadata(self, topics: Mapping[str, TopicInfo], now: float) -> None:
         """The topics that the cluster has now."""
         for consumer in self.consumers.values():
@@ -270,6 +276,7 @@ class Engine:
             if consumer.subscription.partitions != before:
                 consumer.source.look_again()
 
+    @given
     def applied(self, cp: int, offset: int, outcome: Outcome, now: float) -> None:
         """Our replica applied one record."""
         self.peers.log_time_moved(cp, now)
@@ -281,6 +288,7 @@ class Engine:
             for member in self.groups.values():
                 member.applied(cp, offset, outcome, now)
 
+    @given
     def fail(self, error: Exception, now: float) -> None:
         """End for good: every lease is over, nothing more is sent."""
         self.failure = error
@@ -291,6 +299,7 @@ class Engine:
 
     # Time.
 
+    @given
     def step(self, now: float) -> None:
         """Do everything that is due."""
         if self.failure is not None:
@@ -322,6 +331,7 @@ class Engine:
         peers = self.peers
         return frozenset([cp for cp in self.worlds if peers.is_stopped(cp) or peers.paused_until(cp, now) is not None])
 
+    @given
     def deadline(self, now: float) -> float:
         """The latest time (own clock, ms) of the next ``step``."""
         if self.failure is not None:
@@ -335,11 +345,13 @@ class Engine:
                 due = min(due, self.commits.due)
         return due
 
+    @given
     def release_unseen(self, now: float) -> bool:
         """Before the end: release and leave what the log may grant after it. Returns whether anything was sent."""
         left = [member.member.leave_unseen() for member in self.groups.values()]
         return self.book.unseen.release_all() or any(left)
 
+    @given
     def last_words(self, now: float) -> None:
         """Before ending without a release (for a fast restart, C7): send heartbeats once more, with what is done."""
         self.commits.send(self.consumers.values(), now)
@@ -347,6 +359,7 @@ class Engine:
         for member in self.groups.values():
             member.last_words(now)
 
+    @given
     def forked(self, now: float) -> None:
         """In a forked child: hold no lease; all belong to the parent."""
         for lease in self.book.leases.values():
@@ -358,24 +371,20 @@ class Engine:
 
     # Users and admins.
 
+    @given
     def raise_error(self, error: Exception, number: int | None, now: float) -> None:
         """The next call of a user of this consumer (None: of each) raises this, once."""
         for consumer in self.consumers.values():
             if number in (None, consumer.number):
                 consumer.errors.append(error)
 
-    def release_lease(self, lease: ManualLease, last_offset: int | None, bare: bool, now: float) -> None:
-        """Release a lease claimed by hand, or stop waiting for its grant."""
-        if bare:
-            lease.release_bare(now)
-        else:
-            lease.release(last_offset, now)
-
+    @given
     def commit(self, number: int, now: float) -> None:
         """Commit at once what is done, in a coordinated group."""
         self.groups[number].reports.commit_all()
         self.commits.soon(now)
 
+    @given
     def done_ranges(
         self, number: int, ranges: Sequence[OffsetRange], flush: bool, together: bool, now: float
     ) -> list[OffsetRange]:
@@ -399,102 +408,9 @@ class Engine:
         return effects
 
 
-def _check_stuck(consumer: ConsumerEngine, drained_at: float, now: float) -> None:
+@given
+def check_stuck(consumer: ConsumerEngine, drained_at: float, now: float) -> None:
+    """Find stuck partitions. drained_at: when (own clock, ms) a read last took all messages that had arrived."""
     consumer.positions.stuck.look(now, drained_at)
     consumer.delivery.owed.look(now)
     consumer.settlements.look(now)
-
-
-#: Input class → its function: of the engine as a whole, or of one of its consumers.
-_OF_A_MEMBER: dict[type[Input], Callable[..., object]] = {
-    inputs.CaughtUp: Engine.caught_up,
-    inputs.Applied: Engine.applied,
-    inputs.CompareClocks: lambda engine, now: engine.leases.compare_clocks(now),
-    inputs.Acked: Engine.acked,
-    inputs.Topics: Engine.metadata,
-    inputs.TopicIdsPromised: lambda engine, _: engine.topic_ids.take_wanted(),
-    inputs.Located: Engine.located,
-    inputs.Called: Engine.called,
-    inputs.Step: Engine.step,
-    inputs.Deadline: Engine.deadline,
-    inputs.AppendRecord: lambda engine, cp, record, _: engine.outbox.append(cp, record),
-    inputs.AddConsumer: lambda engine, *of: engine.add_consumer(*of[:-1]),
-    inputs.RaiseError: Engine.raise_error,
-    inputs.Failed: Engine.fail,
-    inputs.Forked: Engine.forked,
-    inputs.ReleaseUnseen: Engine.release_unseen,
-    inputs.LastHeartbeats: Engine.last_words,
-    inputs.ClaimLease: lambda engine, key, _: engine.leases.claim(key),
-    inputs.BeatLease: lambda _, lease, *given: lease.beat(*given),
-    inputs.GrantLease: lambda _, lease, *given: lease.grant(*given),
-    inputs.CommitLease: lambda _, lease, ranges, now: lease.commit_ranges(ranges),
-    inputs.ReleaseLease: Engine.release_lease,
-    given.RemoveConsumer: lambda engine, number, _: engine.remove_consumer(engine.consumers[number]),
-    given.Commit: Engine.commit,
-    given.DoneRanges: Engine.done_ranges,
-}
-_OF_A_CONSUMER: dict[type[Input], Callable[..., object]] = {
-    given.Read: lambda consumer, count, mean_bytes, _: consumer.delivery.memory.read(count, mean_bytes),
-    given.Fetched: lambda consumer, *of: consumer.fetched(*of),
-    given.Reached: lambda consumer, *of: consumer.reached(*of),
-    given.LogEnds: lambda consumer, *of: consumer.log_ends(*of),
-    given.OutOfRange: lambda consumer, *of: consumer.positions.out_of_range(*of),
-    given.Recreated: lambda consumer, *of: consumer.positions.reader_found(*of),
-    given.ReadFailed: lambda consumer, key, text, forbidden, now: consumer.positions.stuck.failed(
-        key, text, now, forbidden
-    ),
-    given.TookOver: lambda consumer, *of: consumer.positions.take_overs.answered(*of),
-    given.TakeOverFailed: lambda consumer, *of: consumer.positions.take_overs.failed(*of),
-    given.Untake: ConsumerEngine.untake,
-    given.Turn: lambda consumer, *of: consumer.positions.take_overs.turn(*of),
-    given.Abort: lambda consumer, *of: consumer.positions.take_overs.abort(*of),
-    given.StateReturned: lambda consumer, *of: (found := consumer.source.checkpoints) and found.returned(*of),
-    given.StateSafe: lambda consumer, *of: (found := consumer.source.checkpoints) and found.safe(*of),
-    given.StateRestored: lambda consumer, *of: (found := consumer.source.checkpoints) and found.restored(*of),
-    given.TakeCheckpoint: lambda consumer, now: (found := consumer.source.checkpoints) and found.take(now),
-    given.GoBack: lambda consumer, *of: (found := consumer.source.checkpoints) and found.go_back(*of),
-    given.TooLarge: lambda consumer, *of: consumer.positions.stuck.too_large(*of),
-    given.CheckStuck: _check_stuck,
-    given.HoldUp: hold_up,
-    given.HoldUpStuck: hold_up_stuck,
-    given.Next: lambda consumer, wanted, pull, now: (pull or consumer.pull).next(wanted, now),
-    given.Room: lambda _, pull, now: pull.room(now),
-    given.Answered: lambda _, pull, *of: pull.answered(*of),
-    given.Heard: lambda consumer, now: consumer.delivery.heard(now),
-    given.Done: lambda consumer, *of: consumer.delivery.done(*of),
-    given.DoneRun: lambda consumer, *of: consumer.delivery.done_run(*of),
-    given.Park: lambda consumer, *of: consumer.park(*of),
-    given.UndoRun: lambda consumer, *of: consumer.delivery.undo_run(*of),
-    given.WantBatches: lambda consumer, *of: consumer.wants(*of),
-    given.GiveBackRun: lambda consumer, *of: consumer.delivery.give_back_run(*of),
-    given.ParkMessage: lambda consumer, *of: consumer.delivery.park(*of),
-    given.Reclaim: lambda consumer, *of: consumer.delivery.reclaim(*of),
-    given.Regather: lambda consumer, now: consumer.hand.regather(consumer, now),
-    given.SettleHand: lambda consumer, *of: consumer.hand.settle(consumer, *of),
-    given.LanesReturned: lambda consumer, now: consumer.delivery.in_lanes.returned(now),
-    given.OpenLanes: lambda consumer, lanes, _: consumer.delivery.in_lanes.open(lanes),
-    given.Spread: lambda consumer, *of: consumer.spread(*of),
-    given.GiveBack: lambda consumer, now: consumer.delivery.give_back(now),
-    given.OpenBlocks: lambda consumer, _: consumer.delivery.in_lanes.purgatory.open(),
-    given.CloseBlocks: lambda consumer, now: consumer.delivery.in_lanes.purgatory.close(now),
-    given.Finish: lambda consumer, *of: consumer.delivery.finish(*of),
-    given.NextBlock: lambda consumer, *of: consumer.delivery.in_lanes.purgatory.next_block(*of),
-    given.CommittedBlock: lambda consumer, *of: consumer.delivery.in_lanes.purgatory.committed(*of),
-    given.FailedBlock: lambda consumer, *of: consumer.delivery.in_lanes.purgatory.failed(*of),
-    given.NoteHeldBack: lambda consumer, found, _: consumer.delivery.in_lanes.note(found),
-    given.Pause: ConsumerEngine.pause,
-    given.Seek: lambda consumer, key, offset, _: consumer.seek(key, offset),
-    given.TakeError: ConsumerEngine.take_error,
-    given.Say: lambda consumer, text, _: consumer.warn(text),
-    given.LackingIds: lambda consumer, _: consumer.positions.marks.lacking(),
-    given.LearnIds: lambda consumer, topics, _: consumer.positions.marks.learn(topics),
-    given.Close: lambda consumer, leave_by, now: consumer.close(now, leave_by),
-    given.Abandon: ConsumerEngine.abandon,
-    given.Decide: lambda consumer, is_final, _: consumer.delivery.grants.decide(final=is_final),
-    given.OpenRanges: lambda consumer, now: consumer.ranges.open(now),
-    given.EndsFound: lambda consumer, *of: consumer.ranges.beyond_end(*of),
-    given.TakeRanges: lambda consumer, *of: consumer.ranges.take_if(*of),
-    given.CollectRange: lambda consumer, *of: consumer.ranges.collect_range(*of),
-    given.LoseRanges: lambda consumer, *of: consumer.ranges.lose(*of),
-    given.GiveBackRanges: lambda consumer, *of: consumer.ranges.give_back_ranges(*of),
-}

@@ -14,7 +14,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, cast
 
-from kafka_marshal.engine import consumer_inputs, effects, inputs, policies
+from kafka_marshal.engine import effects, policies
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.settings import (
     CheckpointOptions,
@@ -46,7 +46,7 @@ def _named(*kinds: type) -> dict[str, type]:
 #: Name → class, for classes that are written field by field.
 _ROWS: Mapping[str, type] = {
     name: kind
-    for module in (inputs, consumer_inputs, effects, policies)
+    for module in (effects, policies)
     for name, kind in vars(module).items()
     if isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "_fields"))
 } | _named(
@@ -100,9 +100,8 @@ def to_json(value: Any, other: Callable[[Any], Any]) -> Any:
         return {name: str(value)}
     if isinstance(value, str):
         return str(value)
-    if isinstance(value, effects.Append | inputs.AppendRecord):
-        record = b64encode(encode(value.record)).decode()
-        return {name: [value.cp, record, *([value.token] if isinstance(value, effects.Append) else [])]}
+    if isinstance(value, effects.Append):
+        return {name: [value.cp, b64encode(encode(value.record)).decode(), value.token]}
     if isinstance(value, effects.Warn):
         return {name: [without_keys(value.message), value.is_error]}
     if isinstance(value, HeldBack):
@@ -134,9 +133,9 @@ def from_json(value: Any, other: Callable[[str, Any], Any]) -> Any:
     ((name, written),) = value.items()
     if name in _WORDS:
         return _WORDS[name](written)
-    if name in ("Append", "AppendRecord"):
-        cp, record, *token = written
-        return _ROWS[name](cp, decode(b64decode(record), SUPPORTED_LEVEL), *token)
+    if name == "Append":
+        cp, record, token = written
+        return effects.Append(cp, decode(b64decode(record), SUPPORTED_LEVEL), token)
     if name in _ROWS:
         return _row(_ROWS[name], [from_json(each, other) for each in written])
     match name:

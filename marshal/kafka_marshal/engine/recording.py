@@ -2,7 +2,7 @@
 
 One line each, with a checksum: ``crc JSON``. First the header, then in order::
 
-    [now, input, readings, error]    a take; error: the class that it raised, or null
+    [consumer, function, arguments, readings, error]    a take; error: the class that it raised, or null
     {"effects": […]}                 the result of take_effects()
     {"state": […]}                   the engine's state, about every second and at the end
 
@@ -16,16 +16,16 @@ from _thread import get_ident
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from operator import attrgetter
 from random import Random
 from typing import Any
 from weakref import WeakKeyDictionary
 from zlib import crc32
 
 from kafka_marshal.engine.claims.manual import ManualLease
-from kafka_marshal.engine.consumer_inputs import Done, Fetched, Finish
 from kafka_marshal.engine.effects import Effect
 from kafka_marshal.engine.engine import Engine
-from kafka_marshal.engine.inputs import AddConsumer, Applied, CaughtUp, Forked, Input, Step
+from kafka_marshal.engine.inputs import GIVEN
 from kafka_marshal.engine.notation import in_stretches, is_ours, to_json
 from kafka_marshal.engine.policies import Policy, View, Wishes
 from kafka_marshal.engine.readings import READERS, reading
@@ -39,10 +39,28 @@ from kafka_marshal.engine.work.purgatory import Block
 from kafka_marshal.engine.work.run import Run
 from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
-from rationalizer import World
+from rationalizer import World, encode
 from rationalizer.levels import SUPPORTED_LEVEL
 
-FORMAT = 1
+FORMAT = 2
+
+#: What of an engine, and of one of its consumers, has functions that are inputs.
+PARTS_OF_A_MEMBER = ("topic_ids", "leases", "outbox")
+PARTS = (
+    "delivery",
+    "pull",
+    "positions.stuck",
+    "positions",
+    "delivery.memory",
+    "delivery.in_lanes",
+    "delivery.in_lanes.purgatory",
+    "delivery.grants",
+    "ranges",
+    "hand",
+    "positions.take_overs",
+    "positions.marks",
+    "source.checkpoints",
+)
 
 #: The shortest time (own clock, ms) between two states.
 STATE_EVERY_MS = 1_000.0
@@ -122,33 +140,34 @@ class Recorder:
 
     # What the engine calls.
 
-    def take(self, take: Callable[[Input, float], object], event: Input, now: float) -> object:
+    def take(self, consumer: int | None, function: Callable[..., Any], of: tuple[Any, ...]) -> Any:
         """Carry out one ``take``, and write it down."""
-        if isinstance(event, Forked):  # the file is the parent's
-            self._engine.recorder = None
-            return take(event, now)
-        if isinstance(event, AddConsumer) and not is_ours(event.settings.policy):
-            event = event._replace(settings=replace(event.settings, policy=NotedPolicy(event.settings.policy)))
+        engine = self._engine
+        if function == engine.forked:  # the file is the parent's
+            engine.recorder = None
+            return function(*of)
+        if function == engine.add_consumer and not is_ours(of[1].policy):
+            of = of[0], replace(of[1], policy=NotedPolicy(of[1].policy))
         try:
-            written = self._input(event)
+            written = [consumer, self._function(consumer, function), self._arguments(consumer, function.__name__, of)]
         except Exception as error:  # noqa: BLE001 - a fault of the recording must not stop the engine
             self._end(error)
-            return take(event, now)
+            return function(*of)
         self._readings, thread = [], get_ident()
         failure: str | None = None
         READERS[thread] = self
         try:
-            result = take(event, now)
+            result = function(*of)
         except BaseException as raised:
             failure = type(raised).__name__
             raise
         finally:
             del READERS[thread]
-            self._note([now, written, self._readings, failure])
+            self._note([*written, self._readings, failure])
         for made in made_of(result):
             self._number(made)
-        if isinstance(event, Step) and now >= self._state_at + STATE_EVERY_MS:
-            self.state(now)
+        if function == engine.step and of[-1] >= self._state_at + STATE_EVERY_MS:
+            self.state(of[-1])
         return result
 
     def effects(self, effects: list[Effect]) -> None:
@@ -193,21 +212,34 @@ class Recorder:
             number = self._numbers[thing] = self._count
         return number
 
-    def _input(self, event: Input) -> Any:
-        match event:
-            case Applied(cp, offset, _):
+    def _function(self, number: int | None, function: Callable[..., Any]) -> Any:
+        """Its name: with the part of the engine or consumer, or with the object, that it belongs to."""
+        if getattr(function, "__func__", function) not in GIVEN:
+            raise TypeError(f"{function.__qualname__} is not marked as an input")
+        owner: Any = self._engine if number is None else self._engine.consumers[number]
+        of = getattr(function, "__self__", owner)
+        if of is owner:
+            return function.__name__
+        parts = PARTS_OF_A_MEMBER if number is None else PARTS
+        part = next((part for part in parts if attrgetter(part)(owner) is of), None)
+        return {function.__name__: self._own(of)} if part is None else f"{part}.{function.__name__}"
+
+    def _arguments(self, number: int | None, name: str, of: tuple[Any, ...]) -> Any:
+        match name, of:
+            case "applied", (cp, offset, _, now):
                 timestamp_ms, value = self._record
-                return {"Applied": [cp, offset, timestamp_ms, None if value is None else b64encode(value).decode()]}
-            case CaughtUp():
-                return {"CaughtUp": self._worlds(self._engine.worlds)}
-            case Fetched(number, key, messages):
-                return {"Fetched": [number, *key, in_stretches(message.offset() or 0 for message in messages)]}
-            case Finish(number, finished):
-                whose = self._whose(self._engine.consumers.get(number), [each.message for each in finished])
-                return {"Finish": [number, whose, [each.size for each in finished]]}
-            case Done(number, messages):
-                return {"Done": [number, self._whose(self._engine.consumers.get(number), messages)]}
-        return to_json(event, self._own)
+                return [cp, offset, timestamp_ms, None if value is None else b64encode(value).decode(), now]
+            case "caught_up", (now,):
+                return [*self._worlds(self._engine.worlds), now]
+            case "append", (cp, record):
+                return [cp, b64encode(encode(record)).decode()]
+            case "fetched", (key, messages, now):
+                return [*key, in_stretches(message.offset() or 0 for message in messages), now]
+            case "finish", (finished, now):
+                return [self._whose(number, [each.message for each in finished]), [each.size for each in finished], now]
+            case "done", (messages, now):
+                return [self._whose(number, messages), now]
+        return [to_json(each, self._own) for each in of]
 
     def _worlds(self, worlds: Mapping[int, World]) -> Any:
         """All CPs that are read, and the state of those that were not read the last time."""
@@ -230,29 +262,30 @@ class Recorder:
                 collected = [self._number(run) for run in thing.collected]
                 made = [isinstance(thing, GrantedPull), thing.is_shared, thing.deadline, thing.fill_s, collected]
                 return {"pull": [self._number(thing), thing.work.number, *made]}
+            case ConsumerEngine():
+                return {"consumer": thing.number}
             case Subscription():
                 return {"subscription": [*sorted(thing.names), *(each.pattern for each in thing.patterns)]}
             case NotedPolicy():
                 return {"policy": None}
         return _no_form(thing)
 
-    @staticmethod
-    def _whose(consumer: ConsumerEngine | None, messages: Sequence[Message]) -> Any:
+    def _whose(self, number: int | None, messages: Sequence[Message]) -> Any:
         """Messages by topic, partition and where the identical object is in flight, in order.
 
         null: nowhere; -1: under the current assignment; 0 and up: under an evicted one.
         """
         found: list[list[Any]] = []
+        consumer = self._engine.consumers[number or 0]
         for message in messages:
             topic, partition, offset = message.topic() or "", message.partition() or 0, message.offset() or 0
             where: int | None = None
-            if consumer is not None:
-                now = consumer.assignments.get((topic, partition))
-                before = [(place, x) for place, x in enumerate(consumer.delivery.owed)]
-                for place, each in [*([(-1, now)] if now is not None else []), *before]:
-                    if _has(each, message, offset):
-                        where = place
-                        break
+            now = consumer.assignments.get((topic, partition))
+            before = [(place, x) for place, x in enumerate(consumer.delivery.owed)]
+            for place, each in [*([(-1, now)] if now is not None else []), *before]:
+                if _has(each, message, offset):
+                    where = place
+                    break
             if found and found[-1][:3] == [topic, partition, where]:
                 found[-1][3].append(offset)
             else:

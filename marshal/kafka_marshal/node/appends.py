@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 
 from kafka_marshal.engine.effects import Append
-from kafka_marshal.engine.inputs import Acked
 from kafka_marshal.errors import AuthorizationError
 from kafka_marshal.node.engine_lock import EngineLock
 from kafka_marshal.node.events import Events
@@ -93,7 +92,7 @@ class Appends:
                     self._written(cp, ack.offset)
             else:
                 self._events.trouble(ack.error, now)
-            self._lock.engine.take(Acked(token, ack.offset), now_ms())
+            self._lock.engine.take(None, self._lock.engine.acked, token, ack.offset, now_ms())
 
     def poll(self) -> None:
         """Collect acknowledgements; the lock is held."""

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kafka_marshal.engine.engine import Engine
-from kafka_marshal.engine.inputs import Applied, CaughtUp, CompareClocks, Failed, Forked
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node.appends import AppendFailures, Appends
@@ -96,7 +95,7 @@ class Driver:
             replica.on_record = recorder.record
         replica.tail.monitor.be_patient(settings.heartbeat_interval_ms)
         engine, now_ms = self.engine, self.now_ms  # not self: a life outlasts its driver
-        self.life.on_fork = lambda: engine.take(Forked(), now_ms())
+        self.life.on_fork = lambda: engine.take(None, engine.forked, now_ms())
         lock = EngineLock(self.condition, self.life, self.engine, self.now_ms)
         self.lock: EngineLock = lock
         self.pacing: Pacing = Pacing(lock, self.now_ms, Steps(runtime, lock, lambda: replica.tail.monitor.is_owed))
@@ -146,7 +145,7 @@ class Driver:
                         f"{timeout_s:g} s from partition(s) {sorted(self.replica.behind)}. Nothing was claimed. "
                         "Are the brokers that lead them reachable?"
                     )
-                    self.engine.take(Failed(error), self.now_ms())
+                    self.engine.take(None, self.engine.fail, error, self.now_ms())
                 read = self.replica.records_read
             failure = self.engine.failure
         if failure is not None:
@@ -176,7 +175,7 @@ class Driver:
                 if self.life.ended:
                     return
                 self.replica.apply(some, self._applied)
-                self.engine.take(CompareClocks(), self.now_ms())
+                self.engine.take(None, self.engine.leases.compare_clocks, self.now_ms())
             self.cluster.runtime.give_way()
         with self.condition:
             if self.life.ended:
@@ -218,11 +217,11 @@ class Driver:
     def _caught_up(self) -> None:
         self.lock.started = True
         self.upkeep.snapshots.report(self.replica.differences)
-        self.engine.take(CaughtUp(), self.now_ms())
+        self.engine.take(None, self.engine.caught_up, self.now_ms())
 
     def _applied(self, cp: int, offset: int, outcome: Outcome) -> None:
         now = self.now_ms()
-        self.engine.take(Applied(cp, offset, outcome), now)
+        self.engine.take(None, self.engine.applied, cp, offset, outcome, now)
         self.pacing.steps.heard(outcome)
         if outcome.is_a(ReleaseGroup):
             self.upkeep.note_pause(now)

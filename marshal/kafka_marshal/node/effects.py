@@ -6,6 +6,7 @@ Blocking look-ups and the user's callbacks run on separate threads: neither may 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 
 from kafka_marshal.engine.effects import (
@@ -26,7 +27,6 @@ from kafka_marshal.engine.effects import (
     Warn,
 )
 from kafka_marshal.engine.groups.checkpoints.cuts import places
-from kafka_marshal.engine.inputs import Called
 from kafka_marshal.guard import report
 from kafka_marshal.logs import log
 from kafka_marshal.node.appends import Appends
@@ -116,9 +116,13 @@ class Effects:
                 case CheckpointCompleted(checkpoint=checkpoint) if port is not None:
                     port._completed(checkpoint)
 
+    def _called(self, call: Call) -> Callable[[float], object]:
+        """What the engine takes when the call has returned, or is dropped, at that time (own clock, ms)."""
+        return partial(self._lock.engine.take, None, self._lock.engine.called, call)
+
     def _submit(self, port: ConsumerPort | None, call: Call) -> None:
         text = f"{call.callback} of {places(piece.key for piece in call.pieces)}"
-        self.callbacks.submit(UserCall(text, partial(self._call, port, call), port, Called(call)))
+        self.callbacks.submit(UserCall(text, partial(self._call, port, call), port, self._called(call)))
 
     def _call(self, port: ConsumerPort | None, call: Call) -> None:
         """On the callback thread."""
@@ -129,7 +133,7 @@ class Effects:
             report(str(call.callback), error)
         finally:
             with self._lock.condition:
-                self._lock.engine.take(Called(call), self._now_ms())
+                self._called(call)(self._now_ms())
                 self._lock.settle()
 
     def check(self, now: float) -> None:

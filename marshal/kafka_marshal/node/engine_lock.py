@@ -7,7 +7,6 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from kafka_marshal.engine.inputs import Failed, RaiseError, Step
 from kafka_marshal.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ class EngineLock:
     def settle(self) -> None:
         """Have the engine do what is due, and carry out its effects."""
         if self.started and not self.life.ended:
-            self.engine.take(Step(), self._now_ms())
+            self.engine.take(None, self.engine.step, self._now_ms())
         self.carry_out(self.engine.take_effects())
         self.condition.notify_all()
 
@@ -135,13 +134,13 @@ class EngineLock:
         """End for good: every lease is over (any thread)."""
         with self.condition:
             if self.engine.failure is None:
-                self.engine.take(Failed(error), self._now_ms())
+                self.engine.take(None, self.engine.fail, error, self._now_ms())
             self.carry_out(self.engine.take_effects())
             self.condition.notify_all()
 
     def raise_in_consumers(self, error: Exception) -> None:
         """Each consumer raises this, once."""
-        self.engine.take(RaiseError(error), self._now_ms())
+        self.engine.take(None, self.engine.raise_error, error, None, self._now_ms())
 
     def check(self) -> None:
         """Raise the error that has ended the engine, if there is one."""

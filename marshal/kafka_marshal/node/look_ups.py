@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from kafka_marshal.engine.effects import LookUp
-from kafka_marshal.engine.inputs import Located
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.node.engine_lock import EngineLock
 from kafka_marshal.node.replica import Replica
@@ -69,7 +68,7 @@ class LookUps:
             for each in asked:
                 if each.start == "earliest" and each.key in marks:
                     low, high = marks[each.key]
-                    lock.engine.take(Located(each, low, high, low), self._now_ms())
+                    lock.engine.take(None, lock.engine.located, each, low, high, low, self._now_ms())
                 elif not lock.life.ended:
                     self._threads.submit(self._look_up, each)
 
@@ -83,7 +82,7 @@ class LookUps:
                     log_time = max(world.log_time for world in list(self._replica.worlds.values()))
                     first = _first_offset(self._cluster, topic, log_time, wanted, marks[key], LOOKUP_TIMEOUT_S)
                     with lock.locked():
-                        lock.engine.take(Located(wanted, *marks[key], first), self._now_ms())
+                        lock.engine.take(None, lock.engine.located, wanted, *marks[key], first, self._now_ms())
                     return
                 self._rate_limited.warn(
                     "no_leader", key, f"{key[0]} [{key[1]}]: has no leader at the moment; asking again"

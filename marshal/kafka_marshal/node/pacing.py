@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from kafka_marshal.engine.effects import Append, Effect
-from kafka_marshal.engine.inputs import Deadline
 from kafka_marshal.node.engine_lock import EngineLock
 from kafka_marshal.node.steps import Steps
 from rationalizer import Heartbeat, HeartbeatBatch
@@ -62,7 +61,7 @@ class Pacing:
             # A grant counts once its append is acknowledged, and nothing wakes this thread for that.
             soon = self.unanswered > 0 and now - self._appended_at < ACK_WATCH_MS
             if not soon or now >= self._settle_by:
-                deadline = lock.engine.take(Deadline(), now) if lock.started else inf
+                deadline = lock.engine.take(None, lock.engine.deadline, now) if lock.started else inf
                 self.due_at, self._settle_by = deadline, min(deadline, now + MAX_WAIT_MS)
             return max(0.0, min(ACK_WAIT_MS if soon else inf, self._settle_by - now)) / 1000
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 
 from kafka_marshal.engine.engine import Engine
-from kafka_marshal.engine.inputs import CaughtUp
 from kafka_marshal.errors import AuthenticationError, ClosedError, KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.node.engine_lock import EngineLock
@@ -63,7 +62,7 @@ class Scope:
             self._is_narrow = False
             return
         replica.leave([cp for cp in replica.worlds if cp != home])
-        engine.take(CaughtUp(), self._now_ms())
+        engine.take(None, engine.caught_up, self._now_ms())
 
     def _was_used(self) -> bool:
         return self._is_wanted
@@ -131,7 +130,7 @@ class Scope:
                     replica.take_over(aside)
                     self._is_narrow = False
                     self._snapshots.report(aside.differences)
-                    lock.engine.take(CaughtUp(), self._now_ms())
+                    lock.engine.take(None, lock.engine.caught_up, self._now_ms())
                     lock.settle()
             finally:
                 aside.close()

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from math import inf
 
-from kafka_marshal.engine.inputs import TopicIdsPromised, Topics
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import AuthenticationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
@@ -64,7 +63,7 @@ class TopicRounds:
     def is_due(self, now: float) -> bool:
         """Whether :meth:`run` has to be called now; the lock is held."""
         if self._lock.engine.topic_ids.wanted:
-            self._lock.engine.take(TopicIdsPromised(), now)
+            self._lock.engine.take(None, self._lock.engine.topic_ids.take_wanted)
             self._watch.describe_next()
             self.next_at = min(self.next_at, now)
         if now < self.next_at or self.is_running:
@@ -114,7 +113,7 @@ class TopicRounds:
         if interest is not self._watch.interest:
             return False
         if interest:
-            self._lock.engine.take(Topics(topics), self._now_ms())
+            self._lock.engine.take(None, self._lock.engine.metadata, topics, self._now_ms())
         return True
 
     def run(self) -> None:

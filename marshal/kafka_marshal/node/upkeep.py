@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from kafka_marshal.engine.consumer_inputs import CheckStuck, LogEnds
+from kafka_marshal.engine.engine import check_stuck
 from kafka_marshal.errors import UpgradeRequiredError
 from kafka_marshal.logs import log
 from kafka_marshal.node.appends import Appends
@@ -163,8 +163,8 @@ class Upkeep:
             for key, assignment in consumer.assignments.items():
                 end = ports[number]._log_end(key)
                 if end is not None and not assignment.over:
-                    engine.take(LogEnds(number, key, end), now)
-            engine.take(CheckStuck(number, ports[number]._drained_at), now)
+                    engine.take(number, consumer.log_ends, key, end, now)
+            engine.take(number, check_stuck, consumer, ports[number]._drained_at, now)
 
     def note_pause(self, now: float) -> None:
         """The client that has paused the group, if any. (By our clock: without traffic, log time stops.)"""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from kafka_marshal.engine.inputs import Input
 from kafka_marshal.node.engine_lock import ConsumerPort
 from kafka_marshal.node.pulse import place_of
 from kafka_marshal.runtime import Runtime
@@ -30,14 +29,18 @@ class UserCall:
     __slots__ = ("began_at", "dropped", "named", "port", "run", "said_at", "thread_id")
 
     def __init__(
-        self, named: str, run: Callable[[], object], port: ConsumerPort | None, dropped: Input | None = None
+        self,
+        named: str,
+        run: Callable[[], object],
+        port: ConsumerPort | None,
+        dropped: Callable[[float], object] | None = None,
     ) -> None:
         #: For people: ``on_revoke of flights [3], flights [4]``.
         self.named: str = named
         self.run: Callable[[], object] = run
         self.port: ConsumerPort | None = port
-        #: What the engine takes if it is never called; None: nothing.
-        self.dropped: Input | None = dropped
+        #: Gives the engine what it takes if it is never called, at that time (own clock, ms); None: nothing.
+        self.dropped: Callable[[float], object] | None = dropped
         #: When it began (own clock, ms).
         self.began_at: float = 0.0
         self.thread_id: int | None = None

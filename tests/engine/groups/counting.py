@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-from kafka_marshal.engine import consumer_inputs as given
 from kafka_marshal.engine.effects import Effect, RestoredPiece, RestoreState
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.settings import CheckpointOptions, GroupOptions
@@ -100,7 +99,7 @@ class CountingMember(Member):
     def close_by(self, leave_by: float) -> None:
         """The program closes its consumer."""
         for consumer in self.consumers:
-            self.engine.take(given.Close(consumer.number, leave_by), self.clock())
+            self.engine.take(consumer.number, consumer.close, self.clock(), leave_by)
         self.settle()
 
     @property

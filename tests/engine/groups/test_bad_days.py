@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 
-from kafka_marshal.engine import consumer_inputs as given
 from kafka_marshal.engine.groups.holdings import Holdings
 from kafka_marshal.engine.groups.member import MemberState
 from kafka_marshal.engine.settings import GroupOptions
@@ -271,7 +270,7 @@ def test_p11_where_an_admin_sets_a_lost_position_members_that_had_left_continue(
     member.work()
     net.run(SESSION)
     net.data["t", 0].start = net.data["t", 0].end = 0  # another log: position 5 is outside it
-    member.engine.take(given.OutOfRange(1, ("t", 0)), member.clock())
+    member.engine.take(1, member.engine.consumers[1].positions.out_of_range, ("t", 0), member.clock())
     member.settle()
     net.run_until(lambda: ("t", 0) in member.consumers[0].blocked)
     net.pause(60_000)

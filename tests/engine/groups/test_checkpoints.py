@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.engine import consumer_inputs as given
 from kafka_marshal.engine.settings import CheckpointOptions, GroupOptions
 from rationalizer import ConfigureGroup
 from tests.engine.groups.counting import CountingMember, Store, begun, of_keys
@@ -69,10 +68,10 @@ class Scene:
         elif what < 0.5 and not member.paused:
             kept = [each[0] for each in member.source.checkpoints.kept] if member.source.checkpoints else []
             to = chance.choice(kept) if kept and chance.random() < 0.3 else None
-            member.engine.take(given.GoBack(member.consumers[0].number, to), member.clock())
+            member.engine.take(member.consumers[0].number, checkpoints_of(member).go_back, to, member.clock())
             member.settle()
         elif what < 0.6 and not member.paused:
-            member.engine.take(given.TakeCheckpoint(member.consumers[0].number), member.clock())
+            member.engine.take(member.consumers[0].number, checkpoints_of(member).take, member.clock())
             member.settle()
         elif what < 0.7:
             member.hold_saves = member.hold_restores = True
@@ -171,6 +170,10 @@ def test_joins_leaves_and_a_deploy_repeat_nothing(seed: int) -> None:
     assert {why for member in scene.members for why, _ in member.restores} == {"joined", "handed_over"}
 
 
+def checkpoints_of(member: Any) -> Any:
+    return member.checkpoints_of(member.consumers[0].number)
+
+
 def test_a_run_with_checkpoints_is_the_same_when_it_is_fed_in_again() -> None:
     """All that decides is in the engine."""
     lines: list[str] = []
@@ -183,10 +186,10 @@ def test_a_run_with_checkpoints_is_the_same_when_it_is_fed_in_again() -> None:
     for _ in range(4):
         member.work()
         net.run(300)
-    member.engine.take(given.GoBack(1), member.clock())
+    member.engine.take(1, checkpoints_of(member).go_back, None, member.clock())
     member.settle()
     net.run(1_000)
-    member.engine.take(given.Close(1, net.now + 1_000), member.clock())
+    member.engine.take(1, member.consumers[0].close, member.clock(), net.now + 1_000)
     member.settle()
     net.run(2_000)
     assert member.recorder is not None

@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 
-from kafka_marshal.engine import inputs
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.groups.member import MemberState
@@ -119,7 +118,7 @@ def test_g2_before_the_first_join_all_partitions_of_the_log_are_read() -> None:
     def read(cps: dict[int, World]) -> None:
         member.worlds.clear()
         member.worlds.update(cps)
-        member.engine.take(inputs.CaughtUp(), member.clock())
+        member.engine.take(None, member.engine.caught_up, member.clock())
         member.settle()
 
     everything = dict(member.worlds)

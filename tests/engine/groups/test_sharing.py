@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 
 from kafka_marshal.engine.effects import Call, Callback
-from kafka_marshal.engine.inputs import Called
 from kafka_marshal.engine.settings import GroupOptions
 from kafka_marshal.engine.work.assignment import Stage, stable_of
 from kafka_marshal.errors import ConfigurationError
@@ -213,5 +212,6 @@ def test_a_callback_of_a_share_with_other_keys_says_nothing_of_the_one_that_has_
     assignment = consumer.assignments[T0]
     consumer.callbacks_running += 1
     larger = assignment.piece._replace(lo=0, hi=MAX_KEY_HASH)
-    first.engine.take(Called(Call(consumer.number, Callback.REVOKE, (larger,))), first.clock())
+    call = Call(consumer.number, Callback.REVOKE, (larger,))
+    first.engine.take(None, first.engine.called, call, first.clock())
     assert (assignment.callbacks_running, consumer.callbacks_running) == (0, 0)

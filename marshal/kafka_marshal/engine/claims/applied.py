@@ -14,6 +14,7 @@ from kafka_marshal.engine.claims.peers import Peers, vacant_since
 from kafka_marshal.engine.claims.shares import ShareSource
 from kafka_marshal.engine.effects import Outbox, Warn
 from kafka_marshal.engine.figures import Histogram
+from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.plane import DRAINED, HandIn, Loss, Settles
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
@@ -88,6 +89,7 @@ class LeaseRecords:
         self.sources[number] = made
         return made
 
+    @given
     def claim(self, key: Key) -> ManualLease:
         """Register a lease claimed by hand; ``step`` sends the claim."""
         self.manual[key] = ManualLease(key, self.book, self.peers, self.outbox, self.settings.ids)
@@ -152,6 +154,7 @@ class LeaseRecords:
             if pause is not None and pause.client_id == record.client_id:
                 self._unblock([(record.topic, record.partition)])
 
+    @given
     def compare_clocks(self, now: float) -> None:
         """Compare log time with our clock (T5), after records were applied.
 

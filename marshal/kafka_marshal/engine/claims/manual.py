@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.effects import Outbox
+from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.plane import HandIn
 from kafka_marshal.types import Key
 from rationalizer import ClaimingMessages, CommitRanges, codes
@@ -133,6 +134,7 @@ class ManualLease:
             return pause_ends
         return max(now + 1, min(self._next_try, self._peers.opens_at(self.key, now)))
 
+    @given
     def beat(self, last_offset: int | None, now: float) -> Answer:
         """Send a heartbeat with an offset (C14)."""
         answer = Answer()
@@ -140,6 +142,7 @@ class ManualLease:
         self._book.beat(self.lease, last_offset, now)
         return answer
 
+    @given
     def grant(self, last_offset: int, now: float) -> Answer:
         """Send a ClaimingMessages up to last_offset (C12)."""
         answer = self._grants[last_offset] = Answer()
@@ -147,10 +150,12 @@ class ManualLease:
         self._outbox.append(self.lease.cp, record)
         return answer
 
+    @given
     def commit_ranges(self, ranges: tuple[tuple[int, int], ...]) -> None:
         """Send a CommitRanges (P3); an admin restores old progress with it (C11)."""
         self._outbox.append(self.lease.cp, CommitRanges(*self._ids, *self.key, self.lease.epoch, ranges))
 
+    @given
     def release(self, last_offset: int | None, now: float) -> None:
         """Release the lease, or stop waiting for its grant."""
         if self.lease.held:
@@ -159,6 +164,7 @@ class ManualLease:
             self._book.drop(self.lease)
             self.is_released = True
 
+    @given
     def release_bare(self, now: float) -> None:
         """Release without an offset, even if a release with one is in flight: the copy first in the log counts."""
         if self.lease.state is LeaseState.RELEASING:

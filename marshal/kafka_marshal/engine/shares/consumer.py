@@ -10,6 +10,7 @@ from weakref import ref
 from kafka_marshal.engine.claims.shares import ShareSource
 from kafka_marshal.engine.effects import Outbox, StartFetch, StopFetch
 from kafka_marshal.engine.figures import Moved
+from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.plane import Loss, Owner, Ownership
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings, SharingOptions
 from kafka_marshal.engine.shares.desk import Desk, Given
@@ -242,6 +243,7 @@ class SharedDelivery(Delivery):
     def buffered(self) -> int:
         return super().buffered + sum(len(x.desk.shelf.messages) for x in self._consumer.desks())
 
+    @given
     def heard(self, now: float) -> None:
         super().heard(now)
         self._consumer.now = now
@@ -255,6 +257,7 @@ class SharedDelivery(Delivery):
         super()._came_back(assignment, now)
         self._consumer.taking.step(now)
 
+    @given
     def done_run(self, run: Run, now: float) -> None:
         self._returned(run)
         for part in self._parts(run) or [run]:
@@ -273,6 +276,7 @@ class SharedDelivery(Delivery):
         """Whether any of a batch is in flight, and was not given to others. Any thread may ask."""
         return bool(self._parts(run))
 
+    @given
     def give_back_run(self, run: Run, now: float) -> None:
         """The program gives a batch back: others may have it, this member after a while; it counts as no delivery."""
         self._returned(run)
@@ -327,6 +331,7 @@ class SharedDelivery(Delivery):
             self._consumer.warn(each.text(now))
         self._gave_back(assignment, now)
 
+    @given
     def park(
         self, run: Run, offset: int, key_hash: int | None, reason: str, now: float, kind: Kind = Kind.PARKED
     ) -> None:
@@ -518,6 +523,7 @@ class SharedConsumer(ConsumerEngine):
 
     handles_open = False
 
+    @given
     def park(self, key: Key, token: int, offset: int, key_hash: int, attempts: int, reason: str, now: float) -> bool:
         """Set a message of a batch in flight aside. Returns whether it was in flight here."""
         assignment = self.assignments.get(key) if token < 0 else self.of(key, token)
@@ -562,6 +568,7 @@ class SharedConsumer(ConsumerEngine):
         busy = (x.desk.given.values() for x in self.desks() if x.tracker.in_hand > x.failing)
         return not any(is_alone or any(x.is_alone and x.begun_at is not None for x in given) for given in busy)
 
+    @given
     def wants(self, max_messages: int, fill_ms: float, now: float) -> None:
         """The program asks for batches of at most max_messages, each read for fill_ms at most."""
         self.taking.pace.max_messages, self.fill_ms = max_messages, fill_ms
@@ -589,6 +596,7 @@ class SharedConsumer(ConsumerEngine):
         super().on_refused(assignment, code, now)
         self.shares.refused(assignment.key, code, now)
 
+    @given
     def fetched(self, key: Key, messages: list[Message], now: float) -> None:
         self.now = now
         assignment = self.assignments.get(key)
@@ -598,10 +606,12 @@ class SharedConsumer(ConsumerEngine):
             self.positions.marks.come(assignment)
             assignment.put(messages)
 
+    @given
     def reached(self, key: Key, end: int, now: float) -> None:
         self.now = now
         super().reached(key, end, now)
 
+    @given
     def log_ends(self, key: Key, log_end: int, now: float) -> None:
         super().log_ends(key, log_end, now)
         if (assignment := self.assignments.get(key)) is not None:

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from kafka_marshal.engine.effects import Call, Callback, CloseProducer, Outbox, Piece, Warn
 from kafka_marshal.engine.figures import Moved
+from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.plane import HUNG, Owner, Ownership, PartitionSource
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
@@ -100,6 +101,7 @@ class ConsumerEngine:
         """Whether batches are claimed before they are handed out."""
         return self.settings.at_most_once
 
+    @given
     def warn(self, message: str) -> None:
         """Warn the user."""
         self.outbox.add(Warn(message))
@@ -157,6 +159,7 @@ class ConsumerEngine:
         """The log has the try of this message that is about to begin."""
         self.delivery.in_lanes.admit(assignment, offset)
 
+    @given
     def spread(self, run: Run, now: float) -> list[Lane]:
         """Spread a run over lanes. Returns those that became ready."""
         wary = self.settlements.look_after(run, now)
@@ -170,6 +173,7 @@ class ConsumerEngine:
         """Whether it handles open messages: not in transactions, nor as ranges (U3, U6)."""
         return not (self.settings.transactions or self.settings.ranges)
 
+    @given
     def park(self, key: Key, token: int, offset: int, key_hash: int, attempts: int, reason: str, now: float) -> bool:
         """Set a message in flight aside. Returns whether it was in flight here."""
         assignment = self.assignments.get(key) if token < 0 else self.of(key, token)
@@ -178,6 +182,7 @@ class ConsumerEngine:
             return False
         return self.delivery.set_aside(assignment, offset, key_hash, attempts, reason, now)
 
+    @given
     def untake(self, key: Key, token: int, is_known: bool, now: float) -> None:
         """The partition's transactional producer is gone: take it over again."""
         if (assignment := self.of(key, token)) is not None:
@@ -248,15 +253,18 @@ class ConsumerEngine:
         """A ClaimingMessages was applied."""
         self.delivery.grants.applied(assignment, last_offset, accepted, code, now)
 
+    @given
     def fetched(self, key: Key, messages: list[Message], now: float) -> None:
         """Consecutive messages of one partition came from the reader."""
         self.delivery.fetched(key, messages)
 
+    @given
     def reached(self, key: Key, end: int, now: float) -> None:
         """The reader has passed all offsets below end."""
         if (assignment := self.assignments.get(key)) is not None:
             assignment.reached(end)
 
+    @given
     def log_ends(self, key: Key, log_end: int, now: float) -> None:
         """The reader reported where a partition's log ends."""
         if (assignment := self.assignments.get(key)) is not None:
@@ -277,6 +285,7 @@ class ConsumerEngine:
             self.positions.stuck.let_go(assignment.key)
         self.source.look_again(assignment.key)
 
+    @given
     def pause(self, keys: Collection[Key] | None, is_paused: bool, now: float) -> list[Key]:
         """Pause or resume these partitions (None: all). Returns those that are fetched."""
         chosen = [x for key, x in self.assignments.items() if keys is None or key in keys]
@@ -287,6 +296,7 @@ class ConsumerEngine:
                 assignment.user_paused = False
         return [x.key for x in chosen if x.shown and not x.over]
 
+    @given
     def seek(self, key: Key, offset: int) -> bool:
         """Move forward: everything below offset counts as done. False: not assigned, being released, or backwards."""
         assignment = self.assignments.get(key)
@@ -301,6 +311,7 @@ class ConsumerEngine:
             assignment.refetch()
         return True
 
+    @given
     def close(self, now: float, leave_by: float = inf) -> None:
         """Release everything at once: what is in flight and not done stays not done."""
         self.closing = True
@@ -313,11 +324,13 @@ class ConsumerEngine:
             self.delivery.grants.give_up(assignment, now)
             self.revocation.revoke(assignment, "the consumer closes", now)
 
+    @given
     def abandon(self, now: float) -> None:
         """Deliver nothing more, and release nothing."""
         self.delivery.grants.abandon(now)
         self.closing = True
 
+    @given
     def take_error(self, now: float) -> Exception | None:
         """The oldest error that the user's call must raise, once; None: there is none."""
         return self.errors.pop(0) if self.errors else None

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
 from kafka_marshal.engine.figures import Moved
+from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, TURN_MS
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.behind import LeftBehind
@@ -108,6 +109,7 @@ class Delivery:
         checkpoints = self._consumer.source.checkpoints
         return checkpoints is not None and not checkpoints.is_idle and self.is_waiting and not any(self._open(now))
 
+    @given
     def heard(self, now: float) -> None:
         """A user's thread has called."""
         self._heard_at = now
@@ -217,6 +219,7 @@ class Delivery:
                     self._put_back(assignment, messages, covers_from)
         return settled
 
+    @given
     def reclaim(self, before: float, since: float, now: float) -> None:
         """At least once: messages handed out since then and before that the user dropped without done come again.
 
@@ -235,6 +238,7 @@ class Delivery:
                         self._put_back(assignment, messages, covers_from)
             self._came_back(assignment, now)
 
+    @given
     def give_back(self, now: float) -> None:
         """Take back what waits in lanes or for a thread; it comes again, here or at another member."""
         for assignment in list(self._consumer.assignments.values()):
@@ -242,6 +246,7 @@ class Delivery:
             self._consumer.revocation.try_finish(assignment, now)
         self.in_lanes.note(())
 
+    @given
     def undo_run(self, run: Run, now: float) -> None:
         """Take back a run that was meant for a thread and reached none; it is handed out again."""
         assignment = run.assignment
@@ -288,6 +293,7 @@ class Delivery:
             self.recall(assignment)
         self.grants.hold_back(assignment)
 
+    @given
     def done(self, messages: Iterable[Message], now: float) -> None:
         """Messages from poll, consume, batches or lanes are done. Each costs less if there are many."""
         self.heard(now)
@@ -307,6 +313,7 @@ class Delivery:
             if assignment is not None:
                 self._came_back(assignment, now)
 
+    @given
     def finish(self, finished: Sequence[Finished], now: float) -> None:
         """Handlers have finished these messages; a transaction follows."""
         self.heard(now)
@@ -339,6 +346,7 @@ class Delivery:
         """An operator has set this message aside: no handler gets it again; one that has it may finish."""
         self.in_lanes.skip(assignment, offset)
 
+    @given
     def done_run(self, run: Run, now: float) -> None:
         """A whole run (a batch) is done."""
         self.in_lanes.loops.ended(run, now)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Protocol
 
+from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.plane import Settles
 from kafka_marshal.engine.settings import TURN_MS
 from kafka_marshal.engine.work.assignment import Assignment, Grant, Mover, Run, Stage
@@ -254,14 +255,15 @@ class Grants:
             self.proposed.grant.run.since = now  # claimed ahead: its time in flight starts now
         self._consumer.revocation.try_finish(run.assignment, now)
 
-    def decide(self, *, final: bool = False) -> None:
-        """Report the messages of ended granted runs that no thread will hand out; final: withhold all that remain."""
+    @given
+    def decide(self, is_final: bool = False) -> None:
+        """Report the messages of ended granted runs that no thread will hand out; is_final: withhold what remains."""
         withheld: dict[int, tuple[list[int], list[int]]] = {}
         for entry in list(self._undecided):
             run, told = entry
-            if final:
+            if is_final:
                 run.withhold(withheld)
-            lost = [*run.recall(), *run.astray(final=final)]
+            lost = [*run.recall(), *run.astray(final=is_final)]
             offsets = sorted({offset_of(message) for message in lost} - told)
             told.update(offsets)
             at = 0
@@ -271,5 +273,5 @@ class Grants:
                     at, place = at + 1, place + 1
                 self.report(run.assignment.key, first, offsets[at])
                 at += 1
-            if final or run.left + len(told) >= len(run.messages):
+            if is_final or run.left + len(told) >= len(run.messages):
                 self._undecided.remove(entry)

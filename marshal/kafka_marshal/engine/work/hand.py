@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.work.assignment import Mover, Run
 from kafka_marshal.engine.work.delivery import Delivery
 
@@ -43,6 +44,7 @@ class Hand:
         self.run = run
         self.size = min(2 * self.size, HAND_SIZE)
 
+    @given
     def settle(self, work: Delivers, is_collecting: bool, in_doubt: bool, now: float) -> None:
         """At least once: before the next run, take back messages of the last one that may be lost in the library.
 
@@ -57,6 +59,7 @@ class Hand:
         if in_doubt:
             self.regather(work, now)
 
+    @given
     def regather(self, work: Delivers, now: float) -> None:
         """Take back messages that threads took and that may not have left the library; they come next."""
         self.in_doubt = False

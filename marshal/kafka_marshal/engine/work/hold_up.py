@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.work.hand import Delivers
 from kafka_marshal.types import Key
 
 
+@given
 def hold_up(
     consumer: Delivers, fetched: Collection[Key], held_up: Collection[Key], room: int, now: float
 ) -> dict[Key, int | None]:
@@ -37,6 +39,7 @@ def hold_up(
     return {x.key: x.fetch_from for x in ready}
 
 
+@given
 def hold_up_stuck(consumer: Delivers, fetched: Collection[Key], now: float) -> dict[Key, int | None]:
     """Stop fetching partitions that wait for messages in lanes, so that a read can wait for the others."""
     full = [

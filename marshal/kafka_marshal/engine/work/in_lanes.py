@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 
+from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.readings import reading
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
@@ -65,10 +66,12 @@ class InLanes:
         """The run that is under way; None: there is none."""
         return None if self.lanes is None else self.lanes.owner
 
+    @given
     def open(self, lanes: Lanes) -> None:
         """A run with many handlers begins."""
         self.lanes = lanes
 
+    @given
     def note(self, found: tuple[HeldBack, ...]) -> frozenset[Key]:
         """Store which partitions' progress waits for one message. Returns those that hand out nothing more."""
         self.held_back = found = tuple(self._with_finished(one) for one in found)
@@ -265,6 +268,7 @@ class InLanes:
             if keep:
                 self._put_back(assignment, messages, covers_from)
 
+    @given
     def returned(self, now: float) -> None:
         """Take back messages whose try has failed if their partition is being released: they are not retried here."""
         if self.lanes is None or not self.has_returned:

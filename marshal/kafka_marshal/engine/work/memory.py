@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from math import ceil
 
+from kafka_marshal.engine.inputs import given
 from kafka_marshal.ports import Message
 
 #: Memory of a message besides its value (bytes): two Python objects, and librdkafka's part.
@@ -38,6 +39,7 @@ class InFlight:
         #: At most once: a batch that was handed out and is being freed; see ``_free``.
         self.spent: list[Message] = []
 
+    @given
     def read(self, count: int, mean_bytes: float) -> None:
         """A read returned this many messages of this mean size (bytes); a large mean decays over later reads."""
         self._free(count)

@@ -7,6 +7,7 @@ from shlex import quote
 from typing import Protocol
 
 from kafka_marshal.engine.effects import Callback, LookUp
+from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.plane import Loss, Settles
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.engine.subscription import Subscription
@@ -221,6 +222,7 @@ class Positions:
             self._consumer.call(Callback.ASSIGN, assignment)
         self._consumer.enter(assignment, Stage.ASSIGNING if assignment.callbacks_running else Stage.ACTIVE)
 
+    @given
     def out_of_range(self, key: Key, now: float) -> None:
         """The reader's position is not in the log: ask the leader where the log starts and ends."""
         assignment = self._consumer.assignments.get(key)
@@ -239,6 +241,7 @@ class Positions:
             assignment.watch.looked_up, assignment.watch.look_up_at = (assignment.fetch_from, now), None
             self.look_up(assignment)
 
+    @given
     def reader_found(self, topic: str, topic_id: str, now: float) -> None:
         """The reader found another topic of this name; the cluster may report that earlier or later."""
         if self._subscription.replaced(topic, topic_id):

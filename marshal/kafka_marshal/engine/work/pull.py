@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
+from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.work.assignment import Grant, Run
 from kafka_marshal.engine.work.hand import Delivers, Hand
 
@@ -102,6 +103,7 @@ class Pull:
         """Whether its runs are for a hand that threads share."""
         return self._hand is not None
 
+    @given
     def next(self, wanted: Wanted, now: float) -> Step:
         """The next step; now: own clock, ms."""
         if self._is_late(wanted):
@@ -151,10 +153,12 @@ class Pull:
     def _is_to_end(self, now: float) -> bool:
         return any(run.assignment.lease.is_ending(now) for run in self.collected)
 
+    @given
     def room(self, now: float) -> int:
         """How many messages are worth reading while waiting for a grant."""
         return 0
 
+    @given
     def answered(self, grant: Grant, now: float) -> None:
         """The awaited grant was answered, or never will be."""
 
@@ -180,6 +184,7 @@ class GrantedPull(Pull):
         #: A batch was granted: claim the next one before handing it out.
         self._is_ahead = False
 
+    @given
     def next(self, wanted: Wanted, now: float) -> Step:
         step = self._next(wanted, now)
         if self._hand is not None and isinstance(step, Take | End):
@@ -232,10 +237,12 @@ class GrantedPull(Pull):
         """How many messages are missing for a full batch of one partition."""
         return self._settings.batch_size - self._delivery.fullest(now)
 
+    @given
     def room(self, now: float) -> int:
         """At most the next batch: reading takes the interpreter from the thread that reads the answer."""
         return self._missing(now)
 
+    @given
     def answered(self, grant: Grant, now: float) -> None:
         """Collect the grant, unless another thread did: then the next claim, not answered yet, is under way."""
         if grant.run.assignment.grant is grant:

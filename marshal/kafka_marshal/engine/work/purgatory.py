@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
+from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage, Tracker
 from kafka_marshal.engine.work.memory import InFlight
 from kafka_marshal.engine.work.run import Run as RunOf
@@ -90,10 +91,12 @@ class Purgatory:
 
     # What a run does.
 
+    @given
     def open(self) -> None:
         """A run with transactions begins."""
         self._is_open = True
 
+    @given
     def close(self, now: float) -> None:
         """It has ended: what no transaction has taken comes again."""
         self._is_open = False
@@ -121,6 +124,7 @@ class Purgatory:
                 self._consumer.revocation.try_finish(assignment, now)
         self._limit()
 
+    @given
     def next_block(self, is_hurried: bool, now: float) -> Block | float:
         """The messages for the next transaction, or when to ask again (ms; inf: once anything is finished).
 
@@ -156,6 +160,7 @@ class Purgatory:
         self._waiting[assignment] = self._waiting.pop(assignment)
         return block
 
+    @given
     def committed(self, run: Run, now: float) -> bool:
         """The transaction of a block is committed. Returns whether its messages were still in flight here."""
         self._end(run)
@@ -163,6 +168,7 @@ class Purgatory:
         self._consumer.revocation.try_finish(run.assignment, now)
         return was_here
 
+    @given
     def failed(self, run: Run, most: int, now: float) -> None:
         """The transaction of a block is not committed.
 

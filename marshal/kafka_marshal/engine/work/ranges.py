@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.work.assignment import Assignment, Grant, Mover
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.run import Run as RunOf
@@ -80,6 +81,7 @@ class RangeDelivery(Delivery):
         #: At most once: ranges granted and handed out, neither done nor given back; their leases may be over.
         self._granted: set[OffsetRange] = set()
 
+    @given
     def open(self, now: float) -> list[Key]:
         """Partitions that can hand out offsets now, if their logs hold any. Called by a user's thread."""
         self.heard(now)
@@ -106,6 +108,7 @@ class RangeDelivery(Delivery):
             self._hand_out(run, now)
         return runs
 
+    @given
     def take_if(
         self, marks: Mapping[Key, tuple[int, int]], max_records: int, only_full: bool, now: float
     ) -> list[RangeRun]:
@@ -146,6 +149,7 @@ class RangeDelivery(Delivery):
             self._consumer.schedule.look_after(assignment)
             self.grants.send(assignment, now)
 
+    @given
     def beyond_end(self, ends: Mapping[Key, int], now: float) -> None:
         """The logs end at these offsets: a position beyond its end is checked with the leader."""
         for key, end in ends.items():
@@ -162,6 +166,7 @@ class RangeDelivery(Delivery):
         grant = run.assignment.grant
         return run.assignment.over or grant is None or grant.run is not run or grant.accepted is not None
 
+    @given
     def collect_range(self, run: RangeRun, now: float) -> bool:
         """Collect the answer. True: granted, hand the range out; False: it was refused, or the lease is over."""
         assignment = run.assignment
@@ -208,11 +213,13 @@ class RangeDelivery(Delivery):
         self.done_run(run, now)
         return True
 
+    @given
     def give_back_ranges(self, ranges: Iterable[OffsetRange], now: float) -> None:
         """Give back these ranges, not done; see ``give_back_range``."""
         for found in ranges:
             self.give_back_range(found, now)
 
+    @given
     def lose(self, granted: Sequence[RangeRun], waiting: Sequence[RangeRun], now: float) -> None:
         """Report the granted ranges as lost, and give up those that still wait for their grants."""
         for run in granted:

@@ -12,6 +12,7 @@ from shlex import quote
 from typing import NamedTuple
 
 from kafka_marshal.engine.effects import StartFetch, Warn
+from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.settings import Why
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage, is_out_of_room
 from kafka_marshal.errors import PartitionStuckError, PositionLostError
@@ -92,6 +93,7 @@ class StuckPartitions:
 
     # Reports about partitions.
 
+    @given
     def failed(self, key: Key, text: str, now: float, is_forbidden: bool = False) -> None:
         """Reading a partition failed at its next offset; is_forbidden: an ACL forbids it."""
         assignment = self._consumer.assignments.get(key)
@@ -109,6 +111,7 @@ class StuckPartitions:
             text = unreadable(*key, offset, first_text, self._group_id)
             self._tell(key, Why.UNREADABLE, offset, text, now)
 
+    @given
     def too_large(self, text: str, now: float) -> None:
         """A connection broke because an answer was too large for the reader; the partition is unknown."""
         self._too_large = (now, text)

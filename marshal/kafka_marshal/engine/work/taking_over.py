@@ -18,6 +18,7 @@ import re
 from math import inf
 
 from kafka_marshal.engine.effects import StopFetch, TakeOver, TakeOverStep, Warn
+from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage, TakingStep
 from kafka_marshal.engine.work.topic_mark import KAFKA_COUNTS, kafka_counts, split
 from kafka_marshal.topic_names import DEFAULT_TOPIC
@@ -114,6 +115,7 @@ class TakeOvers:
             return None
         return assignment if assignment.taking.attempt == asked.attempt else None
 
+    @given
     def answered(self, asked: TakeOver, offset: int | None, metadata: str, now: float) -> None:
         """A step is done. offset, metadata: what Kafka's committed offset is; None: there is none."""
         assignment = self._asked(asked)
@@ -198,6 +200,7 @@ class TakeOvers:
             self._consumer.positions.begin(assignment)
             self._consumer.positions.assign(assignment)
 
+    @given
     def failed(self, asked: TakeOver, text: str, error: Exception | None, now: float) -> None:
         """A step failed: wait, and begin again with a new producer. error: the user's next call raises it."""
         assignment = self._asked(asked)
@@ -241,6 +244,7 @@ class TakeOvers:
 
     # The order of transactions.
 
+    @given
     def turn(self, run: Run, now: float) -> bool | None:
         """Whether a run may be committed: all before it is done. None: it was dropped; False: it waits."""
         assignment = run.assignment
@@ -255,6 +259,7 @@ class TakeOvers:
             return None
         return False
 
+    @given
     def abort(self, run: Run, now: float) -> None:
         """Drop a run and all later ones of its partition: they come again, in order (M5)."""
         assignment = run.assignment

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
+from kafka_marshal.engine.inputs import given
+
 if TYPE_CHECKING:
     from kafka_marshal.engine.plane import PartitionSource
     from kafka_marshal.engine.subscription import Subscription
@@ -129,6 +131,7 @@ class TopicMarks:
         progress = self._source.view.progress(key)
         return frozenset() if progress is None else split(progress.ranges).marks
 
+    @given
     def lacking(self) -> set[str]:
         """Topics with work done whose ids are known neither from the log nor from the cluster."""
         return {
@@ -140,6 +143,7 @@ class TopicMarks:
             and not self._known(assignment.key)
         }
 
+    @given
     def learn(self, topics: Mapping[str, TopicInfo]) -> None:
         """Store the ids of some topics that were looked up outside the regular refresh."""
         self._subscription.learn(topics)
@@ -212,6 +216,7 @@ class TopicIds:
         """Request the ids: an assignment can't begin before they are known."""
         self.wanted = True
 
+    @given
     def take_wanted(self) -> bool:
         """Whether ids are wanted; resets the request, so the caller must fetch them."""
         wanted, self.wanted = self.wanted, False

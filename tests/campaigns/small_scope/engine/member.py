@@ -21,7 +21,6 @@ from weakref import WeakValueDictionary
 
 from kafka_marshal.adapters.memory.broker import MemoryMessage
 from kafka_marshal.engine.claims.leases import LeaseState
-from kafka_marshal.engine.consumer_inputs import Next
 from kafka_marshal.engine.effects import (
     Append,
     Call,
@@ -442,7 +441,7 @@ def taken(member: Member, now: int) -> Moved | None:
     live = _thaw(member)
     if member.shape.at_most_once:
         return _taken_at_most_once(live, now)
-    step = live.engine.take(Next(live.consumer.number, Wanted(1)), now)
+    step = live.engine.take(live.consumer.number, live.consumer.pull.next, Wanted(1), now)
     if not isinstance(step, Take):
         return None
     run = step.run
@@ -463,7 +462,7 @@ def _taken_at_most_once(live: _Live, now: int) -> Moved | None:
     is_news, came = False, None
     while True:
         before = grants.granted, grants.proposed
-        step = live.engine.take(Next(live.consumer.number, Wanted(1, came=came)), now)
+        step = live.engine.take(live.consumer.number, live.consumer.pull.next, Wanted(1, came=came), now)
         is_news = is_news or before != (grants.granted, grants.proposed)
         came = 0
         match step:

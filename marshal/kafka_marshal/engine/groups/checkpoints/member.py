@@ -19,6 +19,7 @@ from kafka_marshal.engine.groups.checkpoints.story import Story
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import HeldPiece
 from kafka_marshal.engine.groups.view import GroupView
+from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.plane import CheckpointState, Loss, Work
 from kafka_marshal.engine.settings import CheckpointOptions
 from kafka_marshal.types import Key
@@ -267,14 +268,17 @@ class MemberCheckpoints:
     def close(self, leave_by: float) -> None:
         self.leaving.close_by = min(self.leaving.close_by, leave_by)
 
+    @given
     def returned(self, barrier: int, pieces: Sequence[SavedPiece], error: Exception | None, now: float) -> None:
         self.answering.returned(barrier, pieces, error, now)
         self._go_on(now)
 
+    @given
     def safe(self, barrier: int, pieces: Sequence[SavedPiece], error: Exception | None, now: float) -> None:
         self.answering.safe(barrier, pieces, error, now)
         self._go_on(now)
 
+    @given
     def restored(self, attempt: int, error: Exception | None, is_outdated: bool, now: float) -> None:
         self.restoring.restored(attempt, error, is_outdated, now)
 
@@ -282,6 +286,7 @@ class MemberCheckpoints:
         self.failed = error
         self._fail(error)
 
+    @given
     def take(self, now: float) -> None:
         if self._member.takes_checkpoints:
             one = self.answering.now
@@ -289,6 +294,7 @@ class MemberCheckpoints:
             self.beginning.step(self.leaving.leave_by(now) is not None, now)
             self._hold_up(now)
 
+    @given
     def go_back(self, to: int | None, now: float) -> None:
         if self._member.takes_checkpoints:
             self.going_back.ask(to, now)
