@@ -155,8 +155,8 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (4, 830),
     "checkpoints": (5, 650),
     "cli": (32, 8_130),
-    "client": (51, 11_360),
-    "engine": (94, 19_700),
+    "client": (51, 11_330),
+    "engine": (91, 18_910),
     "kafka_marshal": (19, 2_830),
     "metrics": (8, 1_860),
     "node": (30, 4_670),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (522, 107_850)
+MOST_OF_ALL = (519, 107_050)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -100,7 +100,7 @@ class Worker:
 
     def done(self, offset: int) -> None:
         lane = self.begun.pop(offset)
-        self.take(self.engine.delivery.done, [lane.message])
+        self.take(self.engine.delivery.done, [lane.message])  # type: ignore[arg-type]
         if self.lanes.done(lane, self.call):
             self.ready.append(lane)
 

@@ -250,8 +250,8 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "granted and not handed out: not reported",
         "decide",
-        "lost = [*run.recall(), *run.astray(final=final)]",
-        "lost = [*run.recall(), *run.astray(final=final)][1000:]",
+        "lost = [*run.recall(), *run.astray(final=is_final)]",
+        "lost = [*run.recall(), *run.astray(final=is_final)][1000:]",
         "C13",
     ),
     Mutation(

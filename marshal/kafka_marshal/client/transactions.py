@@ -169,15 +169,12 @@ class Transactions:
             found = self._step(asked)
         except MarshalError as error:
             is_theirs = isinstance(error, ConfigurationError | AuthorizationError)
-            self._failed(asked, str(error), error if is_theirs else None)
+            self._answer(asked, lambda found: found.failed, asked, str(error), error if is_theirs else None)
         except Exception as error:  # noqa: BLE001 - logged with its traceback; it is tried again
             log(logging.ERROR, "take_over_failed", "taking over a partition for transactions failed", error=error)
-            self._failed(asked, f"{type(error).__name__}: {error}", None)
+            self._answer(asked, lambda found: found.failed, asked, f"{type(error).__name__}: {error}", None)
         else:
             self._answer(asked, lambda found: found.answered, asked, *found)
-
-    def _failed(self, asked: TakeOver, text: str, error: Exception | None) -> None:
-        self._answer(asked, lambda found: found.failed, asked, text, error)
 
     def _answer(self, asked: TakeOver, function: Callable[[TakeOvers], Callable[[*Ts, float], None]], *of: *Ts) -> None:
         driver = self._driver
