@@ -148,7 +148,8 @@ def test_no_function_is_too_long() -> None:
     assert too_long == {}
 
 
-#: Package → (modules, lines) that it may have, docstrings included.
+#: Package → (modules, lines) that it may have, docstrings included. A ratchet: anybody lowers it, only an issue that
+#: names the price of a feature raises it.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (36, 5_830),
     "admin": (26, 6_380),
@@ -169,6 +170,9 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "ui": (18, 4_640),
     "watchdog": (5, 960),
 }
+
+#: So many lines a ceiling may be higher than what is there.
+SLACK = 40
 
 #: Of all packages together.
 MOST_OF_ALL = (519, 107_050)
@@ -192,7 +196,7 @@ def too_large(sizes: dict[str, tuple[int, int]]) -> list[str]:
     return [
         f"{what} has {size[0]} modules and {size[1]} lines, and may have {most[0]} and {most[1]}. Something is there "
         "twice, or proves the product and belongs to tests/, or is used by nothing: take that out first (duplicates, "
-        "git log). If the package has to grow, raise its ceiling here and say in the commit what the lines are for."
+        "git log). Only an issue that names the price of a feature raises a ceiling; the commit says what for."
         for what, size, most in [*pairs, ("the product", total, MOST_OF_ALL)]
         if size[0] > most[0] or size[1] > most[1]
     ]
@@ -203,6 +207,15 @@ def test_no_package_is_larger_than_it_may_be() -> None:
     found = too_large(sizes)
     assert not found, "\n".join(found)
     assert MOST_OF_A_PACKAGE.keys() - sizes.keys() == set(), "they are gone: take them off the list"
+
+
+def test_a_ceiling_that_is_higher_than_it_need_be_is_lowered() -> None:
+    sizes = sizes_of(MODULES.values())
+    found = {name: (each, MOST_OF_A_PACKAGE[name]) for name, each in sizes.items()}
+    modules, lines = (sum(each) for each in zip(*sizes.values(), strict=True))
+    found["all"] = (modules, lines), MOST_OF_ALL
+    high = {name: has for name, (has, most) in found.items() if most[0] > has[0] or most[1] >= has[1] + SLACK}
+    assert high == {}, "lower their ceilings to what they have"
 
 
 def test_a_package_that_grows_is_named() -> None:
