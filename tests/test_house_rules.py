@@ -157,7 +157,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "checkpoints": (5, 650),
     "cli": (32, 8_130),
     "client": (51, 11_330),
-    "engine": (91, 18_910),
+    "engine": (92, 18_840),
     "kafka_marshal": (19, 2_830),
     "metrics": (8, 1_860),
     "node": (30, 4_670),
@@ -171,11 +171,11 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "watchdog": (5, 960),
 }
 
-#: So many lines a ceiling may be higher than what is there.
+#: A ceiling may be higher than what is there by this number of lines.
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (519, 107_050)
+MOST_OF_ALL = (520, 106_990)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -489,7 +489,6 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.groups.checkpoints.member.MemberCheckpoints": (30, 22),
     "kafka_marshal.engine.groups.client.GroupClient": (29, 20),
     "kafka_marshal.engine.groups.member.Membership": (28, 18),
-    "kafka_marshal.engine.groups.pieces.HeldPiece": (9, 21),
     "kafka_marshal.engine.work.assignment.Assignment": (35, 17),
     "kafka_marshal.engine.work.consumer.ConsumerEngine": (38, 18),
     "kafka_marshal.engine.work.delivery.Delivery": (33, 15),

@@ -86,11 +86,11 @@ def test_retries_that_are_due_are_no_reason_not_to_read_on(bench: Bench) -> None
 def test_t4_nothing_begins_while_the_lease_is_in_doubt_and_all_does_after(bench: Bench) -> None:
     one = bench.assignment()
     lanes = bench.spread(one, records("ab"))
-    one.lease.hand_out_until = 10.0  # type: ignore[misc]
+    one.lease.hand_out_until = 10.0
     assert [bench.begin(lane, 10.0) for lane in lanes] == [None, None]
     assert bench.counts() == (0, 0)
     assert bench.lanes.reopened(10.0) == []
-    one.lease.hand_out_until = 20.0  # type: ignore[misc]
+    one.lease.hand_out_until = 20.0
     assert bench.lanes.reopened(11.0) == lanes
     assert bench.lanes.reopened(11.0) == []
     assert [bench.begin(lane, 11.0) for lane in lanes] == [0, 1]
@@ -162,7 +162,7 @@ def test_x13_a_held_up_share_closes_its_gaps_and_begins_nothing_else(bench: Benc
     assert bench.begin(b) == 1
     assert bench.begin(c) == 2
     bench.done(one, b)
-    one.lease.hand_out_until = 0.0  # type: ignore[misc]
+    one.lease.hand_out_until = 0.0
     cutting.close_gaps(one.key, True)
     bench.done(one, c)
     assert bench.begin(d) is None

@@ -96,7 +96,7 @@ class Model:
         self.queue += [(lane, self.bench.call) for lane in found]
 
     def doubt(self) -> None:
-        self.one.lease.hand_out_until = self.rng.choice((self.now, FOREVER))  # type: ignore[misc]
+        self.one.lease.hand_out_until = self.rng.choice((self.now, FOREVER))
 
     def recall(self) -> None:
         self.bench.in_lanes.recall(self.one, keep=True)
@@ -138,7 +138,7 @@ class Model:
 
     def finish(self) -> None:
         """Stop faults: everything ends and is done."""
-        self.one.lease.hand_out_until = FOREVER  # type: ignore[misc]
+        self.one.lease.hand_out_until = FOREVER
         self.rng.random = lambda: 0.9  # type: ignore[method-assign]
         for _ in range(1_000):
             for step in (self.take, self.time, self.begin, self.end_one):

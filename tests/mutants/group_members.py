@@ -122,8 +122,8 @@ GROUP_MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "log time ahead of our clock raises no doubt in a member",
         "MemberProof.compare_clocks",
-        "if ahead <= proof_margin_ms(self._session_ms):",
-        "if ahead <= 10 * self._session_ms:",
+        "if not self.last.is_ahead(log_time, now, self._session_ms):",
+        "if not self.last.is_ahead(log_time, now, 100 * self._session_ms):",
         "T5",
     ),
     Mutation(

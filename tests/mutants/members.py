@@ -23,8 +23,8 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "log time ahead of our clock raises no doubt",
         "compare_clocks",
-        "if ahead > proof_margin_ms(lease.heartbeat_interval_ms):",
-        "if ahead > 100 * lease.heartbeat_interval_ms:",
+        "if lease.proof.is_ahead(log_time, now, lease.heartbeat_interval_ms):",
+        "if lease.proof.is_ahead(log_time, now, 1_000 * lease.heartbeat_interval_ms):",
         "T5",
     ),
     Mutation("beats go out once in HI", "BEATS_PER_INTERVAL", "BEATS_PER_INTERVAL = 3", "BEATS_PER_INTERVAL = 1", "T4"),
@@ -108,8 +108,8 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "log time may run ahead by a whole HI",
         "compare_clocks",
-        "if ahead > proof_margin_ms(lease.heartbeat_interval_ms):",
-        "if ahead > lease.heartbeat_interval_ms:",
+        "if lease.proof.is_ahead(log_time, now, lease.heartbeat_interval_ms):",
+        "if lease.proof.is_ahead(log_time, now, 10 * lease.heartbeat_interval_ms):",
         "T5",
     ),
     Mutation(

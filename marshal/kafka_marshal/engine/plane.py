@@ -8,13 +8,12 @@ what is defined here.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from kafka_marshal.engine.effects import SavedPiece
+from kafka_marshal.engine.holding import Holding, Owner
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
 from rationalizer import Progress
 from rationalizer.holes import Hole
@@ -72,146 +71,6 @@ class CheckpointState(StrEnum):
     RESET_COMPLETE = "RESET_COMPLETE"
 
 
-@dataclass(frozen=True, slots=True)
-class HandIn:
-    """Our release, as our replica applied it as accepted."""
-
-    last_offset: int | None
-    code: str
-    #: Whether our own pause of the group was in force there: last_offset replaced the progress (C11).
-    pausing: bool
-
-
-class Owner(Protocol):
-    """What a partition is held for: a consumer's assignment, or a lease claimed by hand."""
-
-    def granted(self, now: float) -> None:
-        """The log granted it."""
-
-    def refused(self, code: str, now: float) -> None:
-        """A claim was rejected (HELD, PAUSED, NOT_FRESH …)."""
-
-    def lost(self, reason: str, now: float) -> None:
-        """It is over, and we did not release it."""
-
-    def released(self, now: float) -> None:
-        """The log shows our release."""
-
-    def handed_in(self, hand_in: HandIn) -> None:
-        """Our release was applied as accepted."""
-
-    def beaten(self, last_offset: int | None, accepted: bool, now: float) -> None:
-        """Our beat was applied."""
-
-    def answered(self, last_offset: int, accepted: bool, code: str, now: float) -> None:
-        """Our ClaimingMessages was applied (C12)."""
-
-    def settled(self, taken: tuple[int, int] | None, now: float) -> None:
-        """Our SettlingMessages was applied as accepted; taken: the batch that it took (B5)."""
-
-    def progress_to_report(self) -> int | None:
-        """The last_offset for the next beat; None: no new progress."""
-
-
-class Ownership(Protocol):
-    """A partition that we hold, want or are releasing: a lease, or a piece of a coordinated group."""
-
-    @property
-    def key(self) -> Key: ...
-
-    @property
-    def cp(self) -> int:
-        """The CP with its records (L3)."""
-
-    @property
-    def epoch(self) -> int:
-        """The fencing token (C9)."""
-
-    @property
-    def keys(self) -> Keys | None:
-        """Our keys of the partition; None: all of them, with the same progress."""
-
-    @property
-    def heartbeat_interval_ms(self) -> int: ...
-
-    @property
-    def claim_expires(self) -> float:
-        """When (own clock, ms) an unanswered claim counts as lost; inf: no claim is in flight."""
-
-    @property
-    def is_cut_whole(self) -> bool:
-        """Whether a checkpoint can't name what is done beyond a gap: its cut must have none."""
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the group is paused, and takes checkpoints: nothing begins, not even to close a gap."""
-
-    @property
-    def most_intervals(self) -> int:
-        """How many intervals the log keeps beyond a gap (P5)."""
-
-    @property
-    def is_restored(self) -> bool:
-        """Whether the program has its state (X17); without checkpoints: True."""
-
-    @property
-    def held(self) -> bool:
-        """Whether the log granted it, and nothing ended it since."""
-
-    @property
-    def hand_out_until(self) -> float:
-        """Until when (own clock, ms) messages may be delivered (T4); 0: not at all. Read without a lock."""
-
-    @property
-    def hand_out_until_s(self) -> float:
-        """The same in seconds."""
-
-    @property
-    def proven_until(self) -> float:
-        """The same (ms) for messages granted earlier (at most once): a pending release does not end it."""
-
-    @property
-    def proven_by(self) -> int:
-        """The number of the newest of our records that the log accepted for it; see ``PartitionReports.prove``."""
-
-    def is_ending(self, now: float) -> bool:
-        """Whether no more messages are delivered: it is over, being released, or in doubt."""
-
-    def may_hand_over(self, now: float) -> bool:
-        """Whether messages granted earlier (C12) may be delivered: not if it may be over (T4)."""
-
-    def stop(self) -> None:
-        """Deliver no more messages: a release follows."""
-
-    def resume(self) -> None:
-        """Deliver messages again: no release follows after all."""
-
-
-class Keys(Protocol):
-    """Our keys of a partition that is, or was, shared by key (K1): ranges of hashes from lo to hi, both included."""
-
-    lo: int
-    hi: int
-
-    @property
-    def is_part(self) -> bool:
-        """Whether other members have other keys of the partition."""
-
-    def has(self, key: int) -> bool:
-        """Whether a key hash is one of these."""
-
-    def wants(self, message: Message) -> bool:
-        """Whether a message has one of these keys, and is not done."""
-
-    @property
-    def stable_of_all(self) -> int:
-        """The offset up to which everything is done for every key, those of other members too (any thread)."""
-
-    @property
-    def stable_of_others(self) -> int:
-        """The offset up to which everything is done for all keys but these (any thread)."""
-
-
 class PartitionView(Protocol):
     """The partitions of a group, as our replica knows them. All methods only read."""
 
@@ -265,25 +124,25 @@ class PartitionReports(Protocol):
     #: Whether the start of each partition is reported, even the earliest offset (G22).
     needs_start: bool
 
-    def beat(self, own: Ownership, last_offset: int, now: float) -> None:
+    def beat(self, own: Holding, last_offset: int, now: float) -> None:
         """Report out of turn: where a partition starts (P9), or what was granted (C12)."""
 
-    def prove(self, own: Ownership, now: float) -> int:
+    def prove(self, own: Holding, now: float) -> int:
         """Send a heartbeat now. Returns its number: once ``proven_by`` reaches it, the log accepted a later record."""
 
-    def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
+    def commit(self, own: Holding, ranges: Sequence[tuple[int, int]]) -> None:
         """Commit what is done beyond a gap (P3)."""
 
-    def settle(self, own: Ownership, entries: Settles, now: float) -> None:
+    def settle(self, own: Holding, entries: Settles, now: float) -> None:
         """Report what is done of open messages, what waits for its next try, and what is set aside (H3, H4)."""
 
-    def grant(self, own: Ownership, last_offset: int, now: float) -> None:
+    def grant(self, own: Holding, last_offset: int, now: float) -> None:
         """Claim messages up to last_offset (C12)."""
 
-    def let_go(self, own: Ownership, last_offset: int | None, why: str, now: float) -> None:
+    def let_go(self, own: Holding, last_offset: int | None, why: str, now: float) -> None:
         """Release it (C8); why: one of the reasons above."""
 
-    def give_back(self, own: Ownership, last_offset: int | None) -> None:
+    def give_back(self, own: Holding, last_offset: int | None) -> None:
         """Report what was done of a partition that is over for us: the log decides whether it counts (C17)."""
 
 
@@ -375,13 +234,13 @@ class PartitionSource(Protocol):
     def lets_all_go(self) -> str:
         """Why all partitions are to be released; "": they are not."""
 
-    def still_lets_go(self, own: Ownership, why: str, now: float) -> bool:
+    def still_lets_go(self, own: Holding, why: str, now: float) -> bool:
         """Whether this source still wants to release a partition that is being released for this reason."""
 
-    def lose(self, own: Ownership, reason: Loss, now: float) -> None:
+    def lose(self, own: Holding, reason: Loss, now: float) -> None:
         """End it as lost, and notify its owner."""
 
-    def drop(self, own: Ownership) -> None:
+    def drop(self, own: Holding) -> None:
         """Stop wanting it; it was not granted."""
 
     def look_again(self, key: Key | None = None) -> None:
@@ -390,7 +249,7 @@ class PartitionSource(Protocol):
     def taken_away(self, key: Key, reason: str, now: float) -> bool:
         """A partition is lost. Returns whether to claim nothing until its messages in flight come back (C18, G20)."""
 
-    def measured(self, own: Ownership, done: int, log_end: int, now: float) -> None:
+    def measured(self, own: Holding, done: int, log_end: int, now: float) -> None:
         """Record how far our partition is, and where its log ends."""
 
     def step(self, now: float) -> None:
@@ -492,7 +351,7 @@ class Work(Protocol):
         self,
         key: Key,
         is_first: bool,
-        want: Callable[[Owner], Ownership],
+        want: Callable[[Owner], Holding],
         claims_before: Mapping[int, int] | None = None,
     ) -> None:
         """A partition is being claimed. want: called once with its owner.

@@ -14,8 +14,9 @@ from kafka_marshal.engine.claims.peers import Peers, vacant_since
 from kafka_marshal.engine.claims.shares import ShareSource
 from kafka_marshal.engine.effects import Outbox, Warn
 from kafka_marshal.engine.figures import Histogram
+from kafka_marshal.engine.holding import HandIn
 from kafka_marshal.engine.inputs import given
-from kafka_marshal.engine.plane import DRAINED, HandIn, Loss, Settles
+from kafka_marshal.engine.plane import DRAINED, Loss, Settles
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import ClientReplacedError

@@ -10,7 +10,8 @@ from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.placement import Placement
 from kafka_marshal.engine.effects import Outbox
-from kafka_marshal.engine.plane import PASSING, PAUSED, SURPLUS, UNWANTED, Checkpointing, Loss, Ownership, Settles, Work
+from kafka_marshal.engine.holding import Holding
+from kafka_marshal.engine.plane import PASSING, PAUSED, SURPLUS, UNWANTED, Checkpointing, Loss, Settles, Work
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import MarshalError
@@ -54,7 +55,7 @@ class Prior:
 EVICTED_INTERVALS = 3
 
 
-def _lease(own: Ownership) -> HeldLease:
+def _lease(own: Holding) -> HeldLease:
     return cast("HeldLease", own)  # it comes from ``ClaimsClient.claim``
 
 
@@ -122,28 +123,28 @@ class LeaseReports:
         self._outbox = outbox
         self._placement = placement
 
-    def beat(self, own: Ownership, last_offset: int, now: float) -> None:
+    def beat(self, own: Holding, last_offset: int, now: float) -> None:
         self._book.beat(_lease(own), last_offset, now)
 
-    def prove(self, own: Ownership, now: float) -> int:
+    def prove(self, own: Holding, now: float) -> int:
         return self._book.beat(_lease(own), None, now)
 
-    def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
+    def commit(self, own: Holding, ranges: Sequence[tuple[int, int]]) -> None:
         self._outbox.append(own.cp, CommitRanges(*self._ids, *own.key, int(own.epoch), tuple(ranges)))
 
-    def settle(self, own: Ownership, entries: Settles, now: float) -> None:
+    def settle(self, own: Holding, entries: Settles, now: float) -> None:
         about = (*self._ids, *own.key, own.epoch, self._peers.next_offset(own.cp))
         self._outbox.append(own.cp, SettlingMessages(*about, entries.done, entries.open, entries.parked))
 
-    def grant(self, own: Ownership, last_offset: int, now: float) -> None:
+    def grant(self, own: Holding, last_offset: int, now: float) -> None:
         self._outbox.append(own.cp, ClaimingMessages(*self._ids, *own.key, own.epoch, last_offset))
 
-    def let_go(self, own: Ownership, last_offset: int | None, why: str, now: float) -> None:
+    def let_go(self, own: Holding, last_offset: int | None, why: str, now: float) -> None:
         self._book.release(_lease(own), last_offset, now)
         if why not in (PAUSED, SURPLUS):  # after a pause the first claim gets the partition
             self._placement.leave_alone(own.key, now)
 
-    def give_back(self, own: Ownership, last_offset: int | None) -> None:
+    def give_back(self, own: Holding, last_offset: int | None) -> None:
         self._book.release_epoch(own.key, own.cp, own.epoch, last_offset)
 
 
@@ -185,13 +186,13 @@ class ClaimsClient:
 
     # Called by its consumer.
 
-    def still_lets_go(self, own: Ownership, why: str, now: float) -> bool:
+    def still_lets_go(self, own: Holding, why: str, now: float) -> bool:
         return why not in PASSING  # ``Placement.wishes`` asks the policy again
 
-    def lose(self, own: Ownership, reason: Loss, now: float) -> None:
+    def lose(self, own: Holding, reason: Loss, now: float) -> None:
         self._book.lose(_lease(own), reason, now)
 
-    def drop(self, own: Ownership) -> None:
+    def drop(self, own: Holding) -> None:
         self._book.drop(_lease(own))
 
     @property
@@ -214,7 +215,7 @@ class ClaimsClient:
         """Log time moved in a CP on a member's request (T3)."""
         self.placement.log_time_moved(cp, now)
 
-    def measured(self, own: Ownership, done: int, log_end: int, now: float) -> None:
+    def measured(self, own: Holding, done: int, log_end: int, now: float) -> None:
         self.placement.measure(own.key, own.epoch, done, log_end, now)
 
     # Claiming.

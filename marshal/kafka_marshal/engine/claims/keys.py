@@ -16,13 +16,14 @@ from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.shares import WRONG_MODE_REST, ShareLease
 from kafka_marshal.engine.effects import Warn
+from kafka_marshal.engine.holding import HandIn, Holding, Owner
 from kafka_marshal.engine.key_share import KeyShare, Span
-from kafka_marshal.engine.plane import HandIn, Loss, Owner, Ownership, Settles, Work
+from kafka_marshal.engine.plane import Loss, Settles, Work
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.types import Key, SharedEpoch
 from rationalizer import ClaimingShare, Progress, Record, SettlingMessages, codes
 from rationalizer.holes import Hole, Holes
-from rationalizer.limits import MAX_INTERVALS, NOTHING_DONE
+from rationalizer.limits import NOTHING_DONE
 from rationalizer.wire.records import Done, Opened, Parked
 
 #: In heartbeat intervals: how long a partition is left alone after a claim was refused, and after one was as HELD: our
@@ -63,12 +64,13 @@ class KeyLease(ShareLease):
         return ClaimingShare(*ids, *self.key, heartbeat_interval_ms, self.lo, self.hi, self.parts.start)
 
     def refresh(self) -> None:
+        """Of all parts, too."""
         super().refresh()
         self.parts.refresh()
 
 
 class _PartOwner:
-    """An :class:`~kafka_marshal.engine.plane.Owner` of one share: passes on what concerns all of them."""
+    """An :class:`~kafka_marshal.engine.holding.Owner` of one share: passes on what concerns all of them."""
 
     def __init__(self, parts: KeyParts, lease: KeyLease) -> None:
         self._parts = parts
@@ -106,28 +108,18 @@ class _PartOwner:
         return self._parts.owner.progress_to_report()
 
 
-class KeyParts:
-    """An :class:`~kafka_marshal.engine.plane.Ownership` of the shares of one partition."""
+class KeyParts(Holding):
+    """The shares of one partition."""
 
-    is_cut_whole = False
-    is_paused = False
-    is_restored = True
-    most_intervals = MAX_INTERVALS
+    keys: KeyShare
 
     def __init__(self, key: Key, cp: int, keys: KeyShare, owner: Owner, book: LeaseBook, heartbeat_interval_ms: int):
-        self.key: Key = key
-        self.cp: int = cp
-        self.keys: KeyShare = keys
-        self.owner: Owner = owner
-        self.heartbeat_interval_ms: int = heartbeat_interval_ms
+        super().__init__(key, cp, heartbeat_interval_ms, owner)
+        self.keys = keys
         #: Where the group begins, if the log does not know the lease (B3); None: at offset 0.
         self.start: int | None = None
-        self.stopped: bool = False
         #: It was lost, or is not wanted any more: what follows of its shares has no effect.
         self.over: bool = False
-        self.hand_out_until: float = 0.0
-        self.hand_out_until_s: float = 0.0
-        self.proven_until: float = 0.0
         self._book = book
         self.leases: list[KeyLease] = []
         for span in keys.spans:
@@ -153,25 +145,11 @@ class KeyParts:
     def claim_expires(self) -> float:
         return min(lease.claim_expires for lease in self.leases)
 
-    def is_ending(self, now: float) -> bool:
-        return now >= self.hand_out_until
-
     def may_hand_over(self, now: float) -> bool:
         return all(lease.may_hand_over(now) for lease in self.leases)
 
-    def stop(self) -> None:
-        self.stopped = True
-        self.refresh()
-
-    def resume(self) -> None:
-        self.stopped = False
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Recompute proven_until and hand_out_until."""
-        self.proven_until = min([lease.proven_until for lease in self.leases], default=0.0)
-        self.hand_out_until = 0.0 if self.stopped else self.proven_until
-        self.hand_out_until_s = self.hand_out_until / 1000.0
+    def is_proven_until(self) -> float:
+        return min([lease.proven_until for lease in self.leases], default=0.0)
 
     # Its shares.
 
@@ -269,14 +247,14 @@ class _Entries(NamedTuple):
 class KeyReports(LeaseReports):
     """Writes for each share what concerns its keys, and for a whole lease what others do."""
 
-    def beat(self, own: Ownership, last_offset: int, now: float) -> None:
+    def beat(self, own: Holding, last_offset: int, now: float) -> None:
         for lease in _leases(own):
             self._book.beat(lease, last_offset, now)
 
-    def prove(self, own: Ownership, now: float) -> int:
+    def prove(self, own: Holding, now: float) -> int:
         return min(self._book.beat(lease, None, now) for lease in _leases(own))
 
-    def settle(self, own: Ownership, entries: Settles, now: float) -> None:
+    def settle(self, own: Holding, entries: Settles, now: float) -> None:
         if not isinstance(own, KeyParts):
             super().settle(own, entries, now)
             return
@@ -300,11 +278,11 @@ class KeyReports(LeaseReports):
             if any(found):
                 yield lease, found
 
-    def let_go(self, own: Ownership, last_offset: int | None, why: str, now: float) -> None:
+    def let_go(self, own: Holding, last_offset: int | None, why: str, now: float) -> None:
         for lease in _leases(own):
             self._book.release(lease, last_offset, now)
 
-    def give_back(self, own: Ownership, last_offset: int | None) -> None:
+    def give_back(self, own: Holding, last_offset: int | None) -> None:
         for lease in _leases(own):
             self._book.release_epoch(lease.key, lease.cp, lease.epoch, last_offset)
 
@@ -316,7 +294,7 @@ class _NoRests:
         """Others wait for it, if they want it."""
 
 
-def _leases(own: Ownership) -> Sequence[HeldLease]:
+def _leases(own: Holding) -> Sequence[HeldLease]:
     return own.leases if isinstance(own, KeyParts) else [own]  # type: ignore[list-item]  # from ``KeySource``
 
 
@@ -346,7 +324,7 @@ class KeySource(ClaimsClient):
 
     # What its consumer asks.
 
-    def claim_from(self, own: Ownership, start: int | None, now: float) -> None:
+    def claim_from(self, own: Holding, start: int | None, now: float) -> None:
         """Claim what is wanted of a partition; start: where the group begins if the log does not know the lease."""
         assert isinstance(own, KeyParts)
         own.start = start
@@ -356,13 +334,13 @@ class KeySource(ClaimsClient):
         """Whether the log knows the lease."""
         return self._peers.lease(key) is not None
 
-    def drop(self, own: Ownership) -> None:
+    def drop(self, own: Holding) -> None:
         if isinstance(own, KeyParts):
             own.drop(self.now)
         else:
             super().drop(own)
 
-    def lose(self, own: Ownership, reason: Loss, now: float) -> None:
+    def lose(self, own: Holding, reason: Loss, now: float) -> None:
         self._book.lose(own.leases[0] if isinstance(own, KeyParts) else _leases(own)[0], reason, now)
 
     def look_again(self, key: Key | None = None) -> None:
@@ -376,7 +354,7 @@ class KeySource(ClaimsClient):
             self._rests[key] = now + EVICTED_INTERVALS * self._settings.heartbeat_interval_ms
         return reason == Loss.EVICTED
 
-    def measured(self, own: Ownership, done: int, log_end: int, now: float) -> None:
+    def measured(self, own: Holding, done: int, log_end: int, now: float) -> None:
         pass
 
     def refused(self, key: Key, code: str, now: float) -> None:

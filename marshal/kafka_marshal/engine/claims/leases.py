@@ -23,12 +23,12 @@ from random import Random
 from typing import TypeVar
 
 from kafka_marshal.engine.effects import Note, Outbox
-from kafka_marshal.engine.plane import Loss, Owner
+from kafka_marshal.engine.holding import Holding, LastProof, Owner
+from kafka_marshal.engine.plane import Loss
 from kafka_marshal.engine.proofs import Proof, Proofs
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, MAX_BATCH_ENTRIES, EngineSettings, proof_margin_ms
 from kafka_marshal.types import Key
 from rationalizer import BeatEntry, ClaimingPartition, Heartbeat, HeartbeatBatch, Lease, Record, ReleasingPartition
-from rationalizer.limits import MAX_INTERVALS
 
 
 @dataclass(slots=True)
@@ -111,19 +111,6 @@ class LeaseState(StrEnum):
 
 
 @dataclass(slots=True)
-class LastProof:
-    """The last proof that a lease is ours (T4)."""
-
-    #: Our own clock (ms).
-    sent_at: float = 0.0
-    log_time: int = 0
-    #: Our own clock (ms): a new grant without any proof is lost then.
-    due: float = 0.0
-    #: The token of the newest record that proved it.
-    token: int = 0
-
-
-@dataclass(slots=True)
 class Pending:
     """What the log does not show yet of a lease."""
 
@@ -135,35 +122,20 @@ class Pending:
     last_offset: int | None = None
 
 
-class HeldLease:
+class HeldLease(Holding):
     """One lease that we hold, want or are releasing."""
 
     __slots__ = (
         "_beaten",
-        "cp",
         "epoch",
-        "hand_out_until",
-        "hand_out_until_s",
-        "heartbeat_interval_ms",
         "in_doubt_since",
-        "key",
-        "owner",
         "pending",
         "proof",
-        "proven_until",
         "state",
-        "stopped",
         "valid_until",
     )
 
-    #: A lease covers a whole partition.
-    keys: None = None
-    #: How many intervals the log keeps beyond a gap (P5).
-    most_intervals = MAX_INTERVALS
-    #: Claimed groups take no checkpoints.
-    is_cut_whole = False
-    is_paused = False
-    is_restored = True
+    epoch: int
     #: A part of the lease by batches (B1); False: the whole lease.
     is_share = False
     #: The lowest of its key hashes, for a part of the lease by keys; None: it is no such part.
@@ -175,22 +147,11 @@ class HeldLease:
         return None
 
     def __init__(self, key: Key, cp: int, heartbeat_interval_ms: int, owner: Owner) -> None:
-        self.key: Key = key
-        self.cp: int = cp
-        self.heartbeat_interval_ms: int = heartbeat_interval_ms
-        self.owner: Owner = owner
+        super().__init__(key, cp, heartbeat_interval_ms, owner)
         self.state: LeaseState = LeaseState.WANTED
-        self.epoch: int = -1
+        self.epoch = -1
         #: Our own clock (ms) until which the lease is proven (T4); 0: not yet proven.
         self.valid_until: float = 0.0
-        #: Messages may be delivered until then: valid_until, or 0. Users' threads read it without a lock.
-        self.hand_out_until: float = 0.0
-        #: The same in seconds, for threads that check it before every message.
-        self.hand_out_until_s: float = 0.0
-        #: The same (ms) for messages granted earlier (at most once): a pending release does not end it.
-        self.proven_until: float = 0.0
-        #: Whether it is being released: no more messages are delivered.
-        self.stopped: bool = False
         #: Since when log time runs ahead of our clock (T5); None: it does not.
         self.in_doubt_since: float | None = None
         self.proof: LastProof = LastProof()
@@ -204,12 +165,10 @@ class HeldLease:
 
     @property
     def held(self) -> bool:
-        """Whether the log granted it, and nothing ended it since."""
         return self.state is LeaseState.HELD
 
     @property
     def proven_by(self) -> int:
-        """The number of the newest of our records that proved it."""
         return self.proof.token
 
     @property
@@ -231,12 +190,7 @@ class HeldLease:
             return inf
         return self.pending.release_sent_at + self.heartbeat_interval_ms
 
-    def is_ending(self, now: float) -> bool:
-        """Whether no more messages are delivered: the lease is over, being released, or in doubt."""
-        return now >= self.hand_out_until
-
     def may_hand_over(self, now: float) -> bool:
-        """Whether messages granted earlier (C12) may be delivered: not if the lease may be over (T4)."""
         return self.in_doubt_since is None and now < self.valid_until
 
     def claim(self, ids: tuple[str, str, str], heartbeat_interval_ms: int) -> Record:
@@ -254,21 +208,8 @@ class HeldLease:
             entry = self._beaten = BeatEntry(*self.key, self.epoch, last_offset)
         return entry
 
-    def stop(self) -> None:
-        """Deliver no more messages: a release follows."""
-        self.stopped = True
-        self.refresh()
-
-    def resume(self) -> None:
-        """Deliver messages again: no release follows after all."""
-        self.stopped = False
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Recompute proven_until and hand_out_until."""
-        self.proven_until = self.valid_until if self.held and self.in_doubt_since is None else 0.0
-        self.hand_out_until = 0.0 if self.stopped else self.proven_until
-        self.hand_out_until_s = self.hand_out_until / 1000.0
+    def is_proven_until(self) -> float:
+        return self.valid_until if self.held and self.in_doubt_since is None else 0.0
 
 
 L = TypeVar("L", bound=HeldLease)
@@ -465,13 +406,10 @@ class LeaseBook:
 
     def compare_clocks(self, lease: HeldLease, log_time: int, now: float) -> None:
         """The same for one lease that we hold."""
-        ahead = (log_time - lease.proof.log_time) - (now - lease.proof.sent_at)
-        if ahead > proof_margin_ms(lease.heartbeat_interval_ms):
+        if lease.proof.is_ahead(log_time, now, lease.heartbeat_interval_ms):
             if lease.in_doubt_since is None:
                 self.beat_soon(lease.cp, now)
             lease.in_doubt_since = now
-            lease.proof.log_time = log_time
-            lease.proof.sent_at = now
             lease.refresh()
 
     def wake(self, now: float, silent_cps: frozenset[int]) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.effects import Outbox
+from kafka_marshal.engine.holding import HandIn
 from kafka_marshal.engine.inputs import given
-from kafka_marshal.engine.plane import HandIn
 from kafka_marshal.types import Key
 from rationalizer import ClaimingMessages, CommitRanges, codes
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 from kafka_marshal.engine.claims.client import ClaimsClient, LeaseReports, LeaseView
 from kafka_marshal.engine.claims.leases import HeldLease
 from kafka_marshal.engine.effects import Warn
-from kafka_marshal.engine.plane import Loss, Ownership, Settles, Work
+from kafka_marshal.engine.holding import Holding
+from kafka_marshal.engine.plane import Loss, Settles, Work
 from kafka_marshal.engine.settings import MAX_SHARES
 from kafka_marshal.types import Key
 from rationalizer import ClaimingShare, Lease, Record, SettlingMessages, codes
@@ -83,7 +84,7 @@ class _NoPlacement:
         """Others need no free partition."""
 
 
-def _share(own: Ownership) -> ShareLease:
+def _share(own: Holding) -> ShareLease:
     return cast("ShareLease", own)  # it comes from ``ShareSource.claim``
 
 
@@ -115,7 +116,7 @@ class ShareSource(ClaimsClient):
         """The lease, as our replica has it."""
         return self._peers.lease(key)
 
-    def next_offset(self, own: Ownership) -> int:
+    def next_offset(self, own: Holding) -> int:
         """The next offset of our replica of its CP."""
         return self._peers.next_offset(own.cp)
 
@@ -125,13 +126,13 @@ class ShareSource(ClaimsClient):
 
     # What its consumer sends.
 
-    def claim_from(self, own: Ownership, start: int | None, now: float) -> None:
+    def claim_from(self, own: Holding, start: int | None, now: float) -> None:
         """Claim a share; start: where the group begins if the log does not know the lease."""
         lease = _share(own)
         lease.start = start
         self._book.claim(lease, now)
 
-    def settle(self, own: Ownership, entries: Settles | None, taking: Take | None, now: float) -> None:
+    def settle(self, own: Holding, entries: Settles | None, taking: Take | None, now: float) -> None:
         """Settle messages, and take the next ones."""
         lease = _share(own)
         seen = self._peers.next_offset(lease.cp)
@@ -190,7 +191,7 @@ class ShareSource(ClaimsClient):
     def log_time_moved(self, cp: int, now: float) -> None:
         self._is_dirty = True
 
-    def measured(self, own: Ownership, done: int, log_end: int, now: float) -> None:
+    def measured(self, own: Holding, done: int, log_end: int, now: float) -> None:
         pass
 
     def step(self, now: float) -> None:

@@ -21,8 +21,9 @@ from kafka_marshal.engine.groups.pieces import HeldPiece
 from kafka_marshal.engine.groups.refusals import below_level, replaced
 from kafka_marshal.engine.groups.reports import GroupReports
 from kafka_marshal.engine.groups.view import GroupView
+from kafka_marshal.engine.holding import Holding
 from kafka_marshal.engine.kinds import claimed_group
-from kafka_marshal.engine.plane import Loss, Ownership, Work
+from kafka_marshal.engine.plane import Loss, Work
 from kafka_marshal.engine.settings import EngineSettings, GroupOptions
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.types import Key
@@ -98,7 +99,7 @@ class GroupClient:
     def lets_all_go(self) -> str:
         return self._host.lets_all_go()
 
-    def still_lets_go(self, own: Ownership, why: str, now: float) -> bool:
+    def still_lets_go(self, own: Holding, why: str, now: float) -> bool:
         return self.holdings.still_lets_go(cast("HeldPiece", own), now)
 
     def look_again(self, key: Key | None = None) -> None:
@@ -111,17 +112,17 @@ class GroupClient:
         # With checkpoints, its state is restored once nothing of it is in flight any more.
         return waits or (self.checkpoints is not None and self.checkpoints.is_on)
 
-    def measured(self, own: Ownership, done: int, log_end: int, now: float) -> None:
+    def measured(self, own: Holding, done: int, log_end: int, now: float) -> None:
         pass  # members of a coordinated group do not choose partitions by lag
 
-    def lose(self, own: Ownership, reason: Loss, now: float) -> None:
+    def lose(self, own: Holding, reason: Loss, now: float) -> None:
         self.holdings.lose(cast("HeldPiece", own), reason, now)
         if reason is Loss.HANDLER_TIMEOUT and self.member.joined and not self.member.leaving:
             self.reports.commit_all()
             self.holdings.lose_all(reason, now)
             self._leave(now)
 
-    def drop(self, own: Ownership) -> None:
+    def drop(self, own: Holding) -> None:
         cast("HeldPiece", own).end()
         self.pieces.pop(own.key, None)
 

@@ -15,8 +15,9 @@ from kafka_marshal.engine.groups.pieces import NOT_OURS, REVOKED, HeldPiece, par
 from kafka_marshal.engine.groups.refusals import unasked
 from kafka_marshal.engine.groups.reports import GroupReports
 from kafka_marshal.engine.groups.view import GroupView, covers, meant_for, owned_by, owned_since, span_of, tokens_of
+from kafka_marshal.engine.holding import Holding, Owner
 from kafka_marshal.engine.key_share import KeyShare
-from kafka_marshal.engine.plane import Loss, Owner, Ownership, Work
+from kafka_marshal.engine.plane import Loss, Work
 from kafka_marshal.types import Key, SharedEpoch
 from rationalizer import Piece
 from rationalizer.limits import MAX_KEY_HASH
@@ -174,7 +175,7 @@ class Holdings:
         lo, hi, since = parts[0].lo, parts[-1].hi, max(part.since for part in parts)
         tokens = tokens_of(parts)
 
-        def want(owner: Owner) -> Ownership:
+        def want(owner: Owner) -> Holding:
             keys = KeyShare([(lo, hi)], lambda: self._view.whole_progress(key))
             epoch = SharedEpoch(since, lo, hi, tokens) if keys.is_part or len(tokens) > 1 else since
             progress = self._view.whole_progress(key)

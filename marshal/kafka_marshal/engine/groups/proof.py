@@ -6,6 +6,7 @@ from collections.abc import Collection
 from math import inf
 from random import Random
 
+from kafka_marshal.engine.holding import LastProof
 from kafka_marshal.engine.proofs import Proof, Proofs
 from kafka_marshal.engine.settings import proof_margin_ms
 from rationalizer import Group
@@ -64,13 +65,14 @@ class MemberProof:
     def __init__(self, session_timeout_ms: int) -> None:
         self._session_ms = session_timeout_ms
         self._proofs = Proofs()
-        self._sent_at = -inf
-        self._log_time = 0
-        self._in_doubt_since: float | None = None
+        self.last: LastProof = LastProof(sent_at=-inf)
         #: Until when we are a member (T4); 0: not proven yet, or in doubt (T5).
         self.valid_until: float = 0.0
-        #: The token of the newest record that proved it.
-        self.token: int = 0
+
+    @property
+    def token(self) -> int:
+        """The token of the newest record that proved it."""
+        return self.last.token
 
     def sent(self, token: int, cp: int, now: float) -> None:
         """Our record that counts as a beat was passed to the producer."""
@@ -91,19 +93,14 @@ class MemberProof:
 
     def compare_clocks(self, log_time: int, now: float) -> bool:
         """Whether log time has run ahead of our clock: nothing is proven until a later beat is accepted (T5)."""
-        if self._sent_at == -inf:
+        if not self.last.is_ahead(log_time, now, self._session_ms):
             return False
-        ahead = (log_time - self._log_time) - (now - self._sent_at)
-        if ahead <= proof_margin_ms(self._session_ms):
-            return False
-        self._in_doubt_since = self._sent_at = now
-        self._log_time = log_time
         self.valid_until = 0.0
         return True
 
     def _take(self, proof: Proof | None) -> None:
-        if proof is None or proof.sent_at < self._sent_at:
+        last = self.last
+        if proof is None or proof.sent_at < last.sent_at:
             return
-        self._sent_at, self._log_time, self._in_doubt_since = proof.sent_at, proof.log_time, None
-        self.token = max(self.token, proof.token)
+        last.sent_at, last.log_time, last.token = proof.sent_at, proof.log_time, max(last.token, proof.token)
         self.valid_until = proof.sent_at + self._session_ms - proof_margin_ms(self._session_ms)

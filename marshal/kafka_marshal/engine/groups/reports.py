@@ -10,7 +10,8 @@ from kafka_marshal.engine.effects import Note, Outbox
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import HeldPiece, LettingGo, part_of
 from kafka_marshal.engine.groups.view import GroupView
-from kafka_marshal.engine.plane import HandIn, Ownership, Settles
+from kafka_marshal.engine.holding import HandIn, Holding
+from kafka_marshal.engine.plane import Settles
 from kafka_marshal.types import Key
 from rationalizer import CommitEntry, CommitOffsets, SettleOffsets, codes
 from rationalizer.limits import MAX_COMMIT_RANGES
@@ -39,7 +40,7 @@ class GroupReports:
 
     # One partition.
 
-    def beat(self, own: Ownership, last_offset: int, now: float) -> None:
+    def beat(self, own: Holding, last_offset: int, now: float) -> None:
         if self._view.is_first(own.key):
             self._entries.append(CommitEntry(*own.key, action=START, through=last_offset))
         elif self._member.takes_checkpoints:  # its next cut reports it (X10)
@@ -49,34 +50,34 @@ class GroupReports:
         else:  # the log shows this already, and would not answer
             _piece(own).owner.beaten(last_offset, True, now)
 
-    def prove(self, own: Ownership, now: float) -> int:
+    def prove(self, own: Holding, now: float) -> int:
         return self._member.beat(now)
 
-    def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
+    def commit(self, own: Holding, ranges: Sequence[tuple[int, int]]) -> None:
         if self._member.takes_checkpoints:
             return  # progress moves at a checkpoint only
         self._entries.append(CommitEntry(*own.key, ranges=tuple(ranges)))
 
-    def settle(self, own: Ownership, entries: Settles, now: float) -> None:
+    def settle(self, own: Holding, entries: Settles, now: float) -> None:
         member = self._member
         if member.joined and not member.takes_checkpoints:
             about = (*member.settings.ids, member.member_id, member.generation, member.seen, *own.key)
             member.send(SettleOffsets(*about, entries.done, entries.open, entries.parked), now)
 
-    def grant(self, own: Ownership, last_offset: int, now: float) -> None:
+    def grant(self, own: Holding, last_offset: int, now: float) -> None:
         self._through(own, last_offset)
 
-    def let_go(self, own: Ownership, last_offset: int | None, why: str, now: float) -> None:
+    def let_go(self, own: Holding, last_offset: int | None, why: str, now: float) -> None:
         piece = _piece(own)
         piece.letting_go = LettingGo(last_offset, why, now)
-        piece.prove(piece.valid_until)
+        piece.refresh()
         self._outbox.add(Note("released", piece.key, keys=part_of(piece)))
         if last_offset is not None and self._view.is_first(piece.key):
             # Before all others: a commit without an earlier start would set the start of the partition (G14).
             self._entries.insert(0, CommitEntry(*piece.key, action=START, through=last_offset))
         self._entries.append(CommitEntry(*piece.key, *piece.span, LET_GO, last_offset))
 
-    def give_back(self, own: Ownership, last_offset: int | None) -> None:
+    def give_back(self, own: Holding, last_offset: int | None) -> None:
         if last_offset is not None and not self._member.takes_checkpoints:
             self._through(own, last_offset)
 
@@ -84,7 +85,7 @@ class GroupReports:
         """Release keys that were revoked before this member started them."""
         self._entries.append(CommitEntry(*key, lo, hi, LET_GO))
 
-    def _through(self, own: Ownership, last_offset: int) -> None:
+    def _through(self, own: Holding, last_offset: int) -> None:
         self._entries.append(CommitEntry(*own.key, *_piece(own).span, through=last_offset))
 
     # All partitions.
@@ -164,5 +165,5 @@ class GroupReports:
         return False
 
 
-def _piece(own: Ownership) -> HeldPiece:
+def _piece(own: Holding) -> HeldPiece:
     return cast("HeldPiece", own)  # made by ``Holdings``

@@ -10,8 +10,9 @@ from weakref import ref
 from kafka_marshal.engine.claims.shares import ShareSource
 from kafka_marshal.engine.effects import Outbox, StartFetch, StopFetch
 from kafka_marshal.engine.figures import Moved
+from kafka_marshal.engine.holding import Holding, Owner
 from kafka_marshal.engine.inputs import given
-from kafka_marshal.engine.plane import Loss, Owner, Ownership
+from kafka_marshal.engine.plane import Loss
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings, SharingOptions
 from kafka_marshal.engine.shares.desk import Desk, Given
 from kafka_marshal.engine.shares.taking import Taking
@@ -577,7 +578,7 @@ class SharedConsumer(ConsumerEngine):
         self,
         key: Key,
         is_first: bool,
-        want: Callable[[Owner], Ownership],
+        want: Callable[[Owner], Holding],
         claims_before: Mapping[int, int] | None = None,
     ) -> None:
         super().take_on(key, is_first, want, claims_before)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from kafka_marshal.engine.claims.keys import KeySource
-from kafka_marshal.engine.plane import Owner, Ownership
+from kafka_marshal.engine.holding import Holding, Owner
 from kafka_marshal.engine.work.assignment import Assignment, Stage
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.positions import Positions
@@ -44,7 +44,7 @@ class KeyConsumer(ConsumerEngine):
         self,
         key: Key,
         is_first: bool,
-        want: Callable[[Owner], Ownership],
+        want: Callable[[Owner], Holding],
         claims_before: Mapping[int, int] | None = None,
     ) -> None:
         super().take_on(key, is_first, want, claims_before)

@@ -31,7 +31,8 @@ from typing import Protocol
 
 from kafka_marshal.engine.effects import Callback, Outbox, Piece, StartFetch
 from kafka_marshal.engine.figures import Moved
-from kafka_marshal.engine.plane import HandIn, Ownership, PartitionSource, Settles
+from kafka_marshal.engine.holding import HandIn, Holding
+from kafka_marshal.engine.plane import PartitionSource, Settles
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, ConsumerSettings
 from kafka_marshal.engine.work import tracker
 from kafka_marshal.engine.work.buffer import Buffer
@@ -361,7 +362,7 @@ class Assignment:
         self.key: Key = key
         self.consumer: Mover = consumer
         self.stage: Stage = Stage.CLAIMING
-        self.lease: Ownership = None  # type: ignore[assignment]  # set by the consumer engine right after
+        self.lease: Holding = None  # type: ignore[assignment]  # set by the consumer engine right after
         self.tracker: Tracker = tracker.Tracker(-1, (), moved)
         self.buffer: Buffer = Buffer()
         #: Its open messages; None: there are none, and there were none.

@@ -13,8 +13,9 @@ from typing import ClassVar
 
 from kafka_marshal.engine.effects import Call, Callback, CloseProducer, Outbox, Piece, Warn
 from kafka_marshal.engine.figures import Moved
+from kafka_marshal.engine.holding import Holding, Owner
 from kafka_marshal.engine.inputs import given
-from kafka_marshal.engine.plane import HUNG, Owner, Ownership, PartitionSource
+from kafka_marshal.engine.plane import HUNG, PartitionSource
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Origin, Run, Stage, stable_of
@@ -192,7 +193,7 @@ class ConsumerEngine:
         self,
         key: Key,
         is_first: bool,
-        want: Callable[[Owner], Ownership],
+        want: Callable[[Owner], Holding],
         claims_before: Mapping[int, int] | None = None,
     ) -> None:
         """Claim a partition; want: called once, with the lease's owner."""

@@ -47,7 +47,8 @@ def last_proof(driver: Driver, held: Held) -> tuple[float, int]:
         return held.proof.sent_at, held.proof.log_time
     found = member(driver)
     assert found is not None
-    return found.member.proof._sent_at, found.member.proof._log_time
+    last = found.member.proof.last
+    return last.sent_at, last.log_time
 
 
 def overlap(one: Held, other: Held) -> bool:
