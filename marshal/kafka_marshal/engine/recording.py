@@ -143,6 +143,8 @@ class Recorder:
     def take(self, consumer: int | None, function: Callable[..., Any], of: tuple[Any, ...]) -> Any:
         """Carry out one ``take``, and write it down."""
         engine = self._engine
+        if getattr(function, "__self__", None) is engine:
+            consumer = None  # what concerns a consumer, and others too
         if function == engine.forked:  # the file is the parent's
             engine.recorder = None
             return function(*of)

@@ -38,7 +38,7 @@ class RecordFile:
         data = line.encode()
         self._lines.append(data)
         self._bytes += len(data)
-        if self._bytes >= FLUSH_AT or '"Step"' in line:
+        if self._bytes >= FLUSH_AT or '"step"' in line:
             self.flush()
 
     def flush(self) -> None:

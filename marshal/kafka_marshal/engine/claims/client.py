@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Protocol, cast
+from typing import cast
 
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.placement import Placement
-from kafka_marshal.engine.effects import Outbox
-from kafka_marshal.engine.holding import Holding
+from kafka_marshal.engine.effects import Outbox, Warn
+from kafka_marshal.engine.holding import Holding, Owner
 from kafka_marshal.engine.plane import PASSING, PAUSED, SURPLUS, UNWANTED, Checkpointing, Loss, Settles, Work
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
@@ -102,26 +102,25 @@ class LeaseView:
         return "" if self._peers.paused_until(cp, now) is None else PAUSED
 
 
-class Rests(Protocol):
-    """Leaves partitions to others."""
-
-    def leave_alone(self, key: Key, now: float) -> None:
-        """Leave a partition that we released to others for a while."""
-
-
 class LeaseReports:
     """A :class:`~kafka_marshal.engine.plane.PartitionReports` of leases."""
 
     needs_start = False
 
     def __init__(
-        self, ids: tuple[str, str, str], book: LeaseBook, outbox: Outbox, placement: Rests, peers: Peers
+        self,
+        ids: tuple[str, str, str],
+        book: LeaseBook,
+        outbox: Outbox,
+        peers: Peers,
+        leave_alone: Callable[[Key, float], object] | None = None,
     ) -> None:
+        """leave_alone: leaves a partition that we released to others for a while; None: they need not have it."""
         self._ids = ids
         self._peers = peers
         self._book = book
         self._outbox = outbox
-        self._placement = placement
+        self._leave_alone = leave_alone
 
     def beat(self, own: Holding, last_offset: int, now: float) -> None:
         self._book.beat(_lease(own), last_offset, now)
@@ -141,8 +140,9 @@ class LeaseReports:
 
     def let_go(self, own: Holding, last_offset: int | None, why: str, now: float) -> None:
         self._book.release(_lease(own), last_offset, now)
-        if why not in (PAUSED, SURPLUS):  # after a pause the first claim gets the partition
-            self._placement.leave_alone(own.key, now)
+        # After a pause the first claim gets the partition.
+        if self._leave_alone is not None and why not in (PAUSED, SURPLUS):
+            self._leave_alone(own.key, now)
 
     def give_back(self, own: Holding, last_offset: int | None) -> None:
         self._book.release_epoch(own.key, own.cp, own.epoch, last_offset)
@@ -180,9 +180,8 @@ class ClaimsClient:
         """Set the consumer; called once, before anything else."""
         self._work = work
         self.placement: Placement = Placement(work, self, self._peers, self._settings, self._wanted)
-        self.reports: LeaseReports = LeaseReports(
-            self._settings.ids, self._book, self._outbox, self.placement, self._peers
-        )
+        about = self._settings.ids, self._book, self._outbox, self._peers
+        self.reports: LeaseReports = LeaseReports(*about, self.placement.leave_alone)
 
     # Called by its consumer.
 
@@ -223,12 +222,16 @@ class ClaimsClient:
     def claim(self, key: Key, now: float, *, take_over: bool = False) -> None:
         """Claim a lease."""
         cp = self._peers.cp_of(key)
-        before = None if self._prior is None else self._prior.claims_before(key)
-        self._work.take_on(
-            key, self.view.is_first(key), lambda owner: self._book.want(key, cp, owner, HeldLease), before
-        )
-        self.placement.touched(key)
+        self._take_on(key, lambda owner: self._book.want(key, cp, owner, HeldLease))
+        self._touched(key)
         self._book.claim(self._book.leases[key], now, take_over=take_over)
+
+    def _take_on(self, key: Key, want: Callable[[Owner], Holding]) -> None:
+        before = None if self._prior is None else self._prior.claims_before(key)
+        self._work.take_on(key, self.view.is_first(key), want, before)
+
+    def _touched(self, key: Key) -> None:
+        self.placement.touched(key)
 
     def step(self, now: float) -> None:
         wishes = self.placement.wishes(now) if self.failure is None else None
@@ -242,4 +245,48 @@ class ClaimsClient:
 
     def deadline(self, now: float) -> float:
         wants_none = self.failure is not None or not self._work.takes_on or self.lets_all_go()
-        return inf if wants_none else self.placement.deadline
+        return inf if wants_none else self._next_claim()
+
+    def _next_claim(self) -> float:
+        return self.placement.deadline
+
+
+class NamedClient(ClaimsClient):
+    """A source without a policy: a partition is claimed as soon as the log, or a rest after a refusal, allows it."""
+
+    #: Code of a refused claim → the warning, once for each partition.
+    refusals: Mapping[str, str] = {}
+
+    def attach(self, work: Work) -> None:
+        self._work = work
+        self.reports: LeaseReports = LeaseReports(self._settings.ids, self._book, self._outbox, self._peers)
+        #: Partition → when (own clock, ms) it may be claimed.
+        self._claim_at: dict[Key, float] = {}
+        #: Partitions whose refusal was reported.
+        self._told: set[Key] = set()
+        self._is_dirty = True
+
+    def look_again(self, key: Key | None = None) -> None:
+        self._is_dirty = True
+
+    def log_time_moved(self, cp: int, now: float) -> None:
+        self._is_dirty = True
+
+    def measured(self, own: Holding, done: int, log_end: int, now: float) -> None:
+        pass
+
+    def granted(self, key: Key) -> None:
+        """The log granted what is wanted of a partition."""
+        self._told.discard(key)
+        self._claim_at.pop(key, None)
+
+    def _say(self, key: Key, code: str) -> None:
+        if code in self.refusals:
+            self._told.add(key)
+            self._outbox.add(Warn(f"{key[0]} [{key[1]}]: {self.refusals[code]}"))
+
+    def _touched(self, key: Key) -> None:
+        pass
+
+    def _next_claim(self) -> float:
+        return min(self._claim_at.values(), default=inf)

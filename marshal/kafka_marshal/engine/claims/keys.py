@@ -11,11 +11,10 @@ from functools import partial
 from math import inf
 from typing import NamedTuple
 
-from kafka_marshal.engine.claims.client import EVICTED_INTERVALS, ClaimsClient, LeaseReports, LeaseView
+from kafka_marshal.engine.claims.client import EVICTED_INTERVALS, LeaseReports, LeaseView, NamedClient
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.shares import WRONG_MODE_REST, ShareLease
-from kafka_marshal.engine.effects import Warn
 from kafka_marshal.engine.holding import HandIn, Holding, Owner
 from kafka_marshal.engine.key_share import KeyShare, Span
 from kafka_marshal.engine.plane import Loss, Settles, Work
@@ -287,40 +286,45 @@ class KeyReports(LeaseReports):
             self._book.release_epoch(lease.key, lease.cp, lease.epoch, last_offset)
 
 
-class _NoRests:
-    """What the program names is claimed without a policy."""
-
-    def leave_alone(self, key: Key, now: float, intervals: int = 2) -> None:
-        """Others wait for it, if they want it."""
-
-
 def _leases(own: Holding) -> Sequence[HeldLease]:
     return own.leases if isinstance(own, KeyParts) else [own]  # type: ignore[list-item]  # from ``KeySource``
 
 
-class KeySource(ClaimsClient):
+#: Code of a refused claim → the warning.
+_REFUSED = {
+    codes.HELD: (
+        "another member has it, or some of the keys that this one wants; this member waits, and takes over when it is "
+        "released, or silent for two heartbeat intervals. Nothing is lost"
+    ),
+    codes.WRONG_MODE: (
+        "members have shared it by batches, and some are not finished, so it can't be shared by keys yet. Nothing is "
+        "lost. Let a worker with consumer([topic]) hold it whole until kafka-marshal open-messages shows no more of "
+        "them, or settle them: kafka-marshal discard"
+    ),
+    codes.GROUP_FULL: "it has as many sharers, or pieces of keys, as the log keeps. This member waits",
+}
+
+
+class KeySource(NamedClient):
     """The source of a consumer whose partitions, and keys of them, the program has named."""
+
+    refusals: Mapping[str, str] = _REFUSED
 
     def attach(self, work: Work) -> None:
         assert self._wanted.keys is not None
-        self._work = work
+        super().attach(work)
         #: Partition → its ranges of key hashes; (): the whole partition.
         self.ranges: Mapping[Key, Sequence[Span]] = {
             (topic, number): spans for topic, number, spans in self._wanted.keys
         }
         self.view: KeyView = KeyView(self._peers, work.subscription, self.ranges)
-        about = self._settings.ids, self._book, self._outbox
-        self.reports: KeyReports = KeyReports(*about, _NoRests(), self._peers)
-        #: Partition → when (own clock, ms) to claim it; and until when it is left alone, whatever changes.
-        self._claim_at: dict[Key, float] = {}
+        self.reports: KeyReports = KeyReports(self._settings.ids, self._book, self._outbox, self._peers)
+        #: Partition → until when (own clock, ms) it is left alone, whatever changes.
         self._rests: dict[Key, float] = {}
         #: Partitions of which batches are open, as the log said when it refused a claim.
         self._left_open: set[Key] = set()
         #: Our own clock's time (ms) of the last step.
         self.now: float = 0.0
-        #: Partitions of which was said that they are held.
-        self._told: set[Key] = set()
-        self._is_dirty = True
 
     # What its consumer asks.
 
@@ -343,19 +347,10 @@ class KeySource(ClaimsClient):
     def lose(self, own: Holding, reason: Loss, now: float) -> None:
         self._book.lose(own.leases[0] if isinstance(own, KeyParts) else _leases(own)[0], reason, now)
 
-    def look_again(self, key: Key | None = None) -> None:
-        self._is_dirty = True
-
-    def log_time_moved(self, cp: int, now: float) -> None:
-        self._is_dirty = True
-
     def taken_away(self, key: Key, reason: str, now: float) -> bool:
         if reason == Loss.EVICTED:
             self._rests[key] = now + EVICTED_INTERVALS * self._settings.heartbeat_interval_ms
         return reason == Loss.EVICTED
-
-    def measured(self, own: Holding, done: int, log_end: int, now: float) -> None:
-        pass
 
     def refused(self, key: Key, code: str, now: float) -> None:
         """The log refused a claim: wait until that may have changed, and say so once."""
@@ -366,16 +361,6 @@ class KeySource(ClaimsClient):
         self._is_dirty = True
         if code != codes.HELD or key not in self._told:
             self._say(key, code)
-
-    def _say(self, key: Key, code: str) -> None:
-        if code in _REFUSED:
-            self._told.add(key)
-            self._outbox.add(Warn(f"{key[0]} [{key[1]}]: {_REFUSED[code]}"))
-
-    def granted(self, key: Key) -> None:
-        """The log granted all that is wanted of a partition."""
-        self._told.discard(key)
-        self._claim_at.pop(key, None)
 
     # Claiming.
 
@@ -413,21 +398,11 @@ class KeySource(ClaimsClient):
         else:
             self.claim(key, now)
 
-    def claim(self, key: Key, now: float, *, take_over: bool = False) -> None:
-        cp = self._peers.cp_of(key)
-        before = None if self._prior is None else self._prior.claims_before(key)
-        is_first = self.view.is_first(key)
-        self._work.take_on(key, is_first, lambda owner: self._book.want(key, cp, owner, HeldLease), before)
-        self._book.claim(self._book.leases[key], now, take_over=take_over)
-
     def _want(self, key: Key) -> None:
         """Register that some keys are wanted; its consumer has them claimed once it knows where the group begins."""
         cp, hi = self._peers.cp_of(key), self._settings.heartbeat_interval_ms
-        before = None if self._prior is None else self._prior.claims_before(key)
         keys = self.view.keys[key]
-        self._work.take_on(
-            key, self.view.is_first(key), lambda owner: KeyParts(key, cp, keys, owner, self._book, hi), before
-        )
+        self._take_on(key, lambda owner: KeyParts(key, cp, keys, owner, self._book, hi))
 
     def _opens_at(self, key: Key, now: float) -> float:
         """When (own clock, ms) a claim is worth sending: at once, or when the last one in the way is stale."""
@@ -441,23 +416,3 @@ class KeySource(ClaimsClient):
             return 0.0
         hi = self._settings.heartbeat_interval_ms
         return now + deadline - log_time + 1 + self._peers.jitter(key, hi)
-
-    def deadline(self, now: float) -> float:
-        if self.failure is not None or not self._work.takes_on or self.lets_all_go():
-            return inf
-        return min(self._claim_at.values(), default=inf)
-
-
-#: Code of a refused claim → the warning.
-_REFUSED = {
-    codes.HELD: (
-        "another member has it, or some of the keys that this one wants; this member waits, and takes over when it is "
-        "released, or silent for two heartbeat intervals. Nothing is lost"
-    ),
-    codes.WRONG_MODE: (
-        "members have shared it by batches, and some are not finished, so it can't be shared by keys yet. Nothing is "
-        "lost. Let a worker with consumer([topic]) hold it whole until kafka-marshal open-messages shows no more of "
-        "them, or settle them: kafka-marshal discard"
-    ),
-    codes.GROUP_FULL: "it has as many sharers, or pieces of keys, as the log keeps. This member waits",
-}

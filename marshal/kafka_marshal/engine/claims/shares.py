@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil, inf
 from typing import TYPE_CHECKING, Protocol, cast
 
-from kafka_marshal.engine.claims.client import ClaimsClient, LeaseReports, LeaseView
+from kafka_marshal.engine.claims.client import LeaseView, NamedClient
 from kafka_marshal.engine.claims.leases import HeldLease
-from kafka_marshal.engine.effects import Warn
 from kafka_marshal.engine.holding import Holding
 from kafka_marshal.engine.plane import Loss, Settles, Work
 from kafka_marshal.engine.settings import MAX_SHARES
@@ -77,35 +76,36 @@ class _Seen(Protocol):
         """Whether it has no batch, and nothing is free."""
 
 
-class _NoPlacement:
-    """Shares are claimed without a policy: there is one for each partition."""
-
-    def leave_alone(self, key: Key, now: float, intervals: int = 2) -> None:
-        """Others need no free partition."""
-
-
 def _share(own: Holding) -> ShareLease:
     return cast("ShareLease", own)  # it comes from ``ShareSource.claim``
 
 
-class ShareSource(ClaimsClient):
+#: Code of a refused claim → the warning.
+_REFUSED = {
+    codes.HELD: (
+        "another member works on it without shared_batches=True, or on some of its keys; this one waits until it has "
+        "released it. Nothing is lost. Let all members of the group share batches, or none"
+    ),
+    codes.WRONG_MODE: (
+        "members have worked on different keys of it, and are at different places, so it can't be shared by batches "
+        "yet. Nothing is lost. Let a member hold it whole until all keys are at one place, or set its position"
+    ),
+    codes.GROUP_FULL: "it has as many sharers as the log keeps. This member waits, and works on other partitions",
+}
+
+
+class ShareSource(NamedClient):
     """The source of a consumer that shares its partitions by batches."""
 
+    refusals: Mapping[str, str] = _REFUSED
+
     def attach(self, work: Work) -> None:
-        self._work = work
+        super().attach(work)
         self.view: ShareView = ShareView(self._peers, work.subscription)
-        self.reports: LeaseReports = LeaseReports(
-            self._settings.ids, self._book, self._outbox, _NoPlacement(), self._peers
-        )
-        #: Partition → when (own clock, ms) its share may be claimed again.
-        self._claim_at: dict[Key, float] = {}
         #: Partitions that are held in another mode.
         self._held: set[Key] = set()
         #: Partitions whose keys are at different places, as the log said when it refused a claim.
         self._scattered: set[Key] = set()
-        #: Partitions whose refusal was reported.
-        self._told: set[Key] = set()
-        self._is_dirty = True
         #: Shares that had nothing to do at the last check, and when (own clock, ms) the next one is.
         self._idle: set[Key] = set()
         self._check_at = 0.0
@@ -144,7 +144,7 @@ class ShareSource(ClaimsClient):
     # Claiming.
 
     def look_again(self, key: Key | None = None) -> None:
-        self._is_dirty = True
+        super().look_again()
         for part in self._work.parts.values() if key is None else [self._work.parts.get(key)]:
             if part is not None:
                 cast("_Seen", part).is_dirty = True
@@ -158,16 +158,13 @@ class ShareSource(ClaimsClient):
         if code == codes.WRONG_MODE:
             self._scattered.add(key)
             self._claim_at[key] = now + WRONG_MODE_REST * self._settings.heartbeat_interval_ms
-        if key not in self._told and code in _REFUSED:
-            self._told.add(key)
-            self._outbox.add(Warn(f"{key[0]} [{key[1]}]: {_REFUSED[code]}"))
+        if key not in self._told:
+            self._say(key, code)
 
     def granted(self, key: Key) -> None:
-        """The log granted a claim."""
-        self._told.discard(key)
+        super().granted(key)
         self._held.discard(key)
         self._scattered.discard(key)
-        self._claim_at.pop(key, None)
 
     def _may_claim(self, key: Key, now: float) -> bool:
         if now >= self._claim_at.get(key, 0.0):
@@ -188,19 +185,13 @@ class ShareSource(ClaimsClient):
             self._claim_at[key] = now + 3 * self._settings.heartbeat_interval_ms
         return False  # messages in flight come again as a batch, at the member that takes it
 
-    def log_time_moved(self, cp: int, now: float) -> None:
-        self._is_dirty = True
-
-    def measured(self, own: Holding, done: int, log_end: int, now: float) -> None:
-        pass
-
     def step(self, now: float) -> None:
         if self.failure is not None:
             return
         if self._is_limited and now >= self._check_at:
             self._check_at = now + self._settings.heartbeat_interval_ms
             self._move(now)
-        if not (self._is_dirty or now >= self._next_claim()):
+        if not (self._is_dirty or now >= super()._next_claim()):
             return
         self._is_dirty = False
         parts, blocked = self._work.parts, self._work.blocked
@@ -240,10 +231,7 @@ class ShareSource(ClaimsClient):
     def want(self, key: Key, now: float) -> None:
         """Register that a share is wanted; its consumer has it claimed once it knows where the group begins."""
         cp = self._peers.cp_of(key)
-        before = None if self._prior is None else self._prior.claims_before(key)
-        self._work.take_on(
-            key, self.view.is_first(key), lambda owner: self._book.want(key, cp, owner, ShareLease), before
-        )
+        self._take_on(key, lambda owner: self._book.want(key, cp, owner, ShareLease))
 
     def _most(self) -> int:
         """How many partitions to have shares of."""
@@ -266,28 +254,9 @@ class ShareSource(ClaimsClient):
         return len(self._shares(key))
 
     def _next_claim(self) -> float:
-        return min(self._claim_at.values(), default=inf)
-
-    def deadline(self, now: float) -> float:
-        if self.failure is not None or not self._work.takes_on or self.lets_all_go():
-            return inf
-        return min(self._next_claim(), self._check_at) if self._is_limited else self._next_claim()
+        return min(super()._next_claim(), self._check_at) if self._is_limited else super()._next_claim()
 
     @property
     def _is_limited(self) -> bool:
         """Whether there are more partitions than a member has shares of."""
         return len(self._work.subscription.partitions) > self._wanted_shares
-
-
-#: Code of a refused claim → the warning, once for each partition.
-_REFUSED = {
-    codes.HELD: (
-        "another member works on it without shared_batches=True, or on some of its keys; this one waits until it has "
-        "released it. Nothing is lost. Let all members of the group share batches, or none"
-    ),
-    codes.WRONG_MODE: (
-        "members have worked on different keys of it, and are at different places, so it can't be shared by batches "
-        "yet. Nothing is lost. Let a member hold it whole until all keys are at one place, or set its position"
-    ),
-    codes.GROUP_FULL: "it has as many sharers as the log keeps. This member waits, and works on other partitions",
-}

@@ -50,11 +50,6 @@ class HeldPiece(Holding):
         "valid_until",
     )
 
-    epoch: int
-    held: bool
-    keys: KeyShare | None
-    proven_by: int
-
     def __init__(
         self,
         key: Key,
@@ -66,23 +61,23 @@ class HeldPiece(Holding):
         group: Group | None = None,
     ) -> None:
         super().__init__(key, cp, session_timeout_ms // 2, owner)  # as for a lease: it is over after two of them
-        self.keys = keys
+        self.keys: KeyShare | None = keys
         #: The generation since which its newest part is ours (G5).
-        self.epoch = epoch
-        self.most_intervals = MAX_INTERVALS if group is None else group.settings.max_individual_commits
+        self.epoch: int = epoch
+        self.most_intervals: int = MAX_INTERVALS if group is None else group.settings.max_individual_commits
         allows = group is None or group.settings.accept_individual_commit
         # A checkpoint can't name ranges of some keys, nor in a group without them.
-        self.is_cut_whole = (
+        self.is_cut_whole: bool = (
             group is not None and group.checkpoints is not None and (not allows or (keys is not None and keys.is_part))
         )
-        self.held = True
+        self.held: bool = True
         #: Our own clock (ms) until which the member is proven (T4); 0: not proven, or in doubt.
         self.valid_until: float = 0.0
-        self.proven_by = 0
+        self.proven_by: int = 0
         self.letting_go: LettingGo | None = None
-        self.is_restored = True
-        self.is_held_up = False
-        self.is_paused = False
+        self.is_restored: bool = True
+        self.is_held_up: bool = False
+        self.is_paused: bool = False
         #: When (own clock, ms) it was restored, or cut last for a checkpoint that has it.
         self.cut_at: float = 0.0
         #: What the log showed of its partition, all keys in one, when that was followed last.
