@@ -176,9 +176,8 @@ class Runner:
                     self._look(now)
                     is_enough = self._lanes.ready >= self._tries.ready_wanted
                     if is_enough:
-                        self._consumer._take(
-                            consumer.delivery.heard
-                        )  # otherwise ``next`` shows that handlers are alive
+                        # Otherwise ``next`` shows that handlers are alive.
+                        self._consumer._take(consumer.delivery.heard)
                     wanted = Wanted(SPREAD, False, self._runtime.monotonic(), came, waited)
                     step = None if is_enough else self._consumer._take(pull.next, wanted)
                     if isinstance(step, Take):

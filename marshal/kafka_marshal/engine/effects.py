@@ -95,7 +95,7 @@ class TakeOverStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Carry out a step of taking over; answer with ``TookOver``, or ``TakeOverFailed``. Each may block."""
+    """Carry out a step of taking over; answer with ``TakeOvers.answered``, or ``failed``. Each may block."""
 
     consumer: int
     key: Key
@@ -160,8 +160,8 @@ class SavedPiece(NamedTuple):
 class SaveState:
     """Have the program save the state of these pieces under the barrier's id (X13, X18).
 
-    Answer with ``StateReturned`` when on_checkpoint has returned (or its coroutine has ended), then with ``StateSafe``
-    when what it returned is done. If it raised, only with ``StateReturned``.
+    Answer with ``Checkpointing.returned`` when on_checkpoint has returned (or its coroutine has ended), then with
+    ``safe`` when what it returned is done. If it raised, only with ``returned``.
     """
 
     consumer: int
@@ -197,7 +197,7 @@ class RestoredPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RestoreState:
-    """Have the program take the state of these pieces from a checkpoint (X17); answer with ``StateRestored``."""
+    """Have the program take the state of these pieces from a checkpoint (X17); answer with ``restored``."""
 
     consumer: int
     #: Its number: an answer for an earlier one is ignored.

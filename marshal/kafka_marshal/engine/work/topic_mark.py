@@ -209,7 +209,7 @@ class TopicIds:
     """Whether to look up the ids of topics, for all consumers of a member."""
 
     def __init__(self) -> None:
-        #: Whether ``Topics`` with ids is needed soon.
+        #: Whether ``Engine.metadata`` with ids is needed soon.
         self.wanted: bool = False
 
     def want(self) -> None:
