@@ -103,17 +103,17 @@ exhaustive: $(VENV)/.stamp-setup ## small scope, all of it: every order of DEPTH
 INPUTS ?= 1000000
 
 sharing: setup ## 1,000,000 messages by 8 members that share 4 partitions and are killed, stopped and cut off: none lost; MESSAGES=, KILLS=, ARGS=
-	$(PY) -m tests.campaigns.sharing --messages $(or $(MESSAGES),1000000) --kills $(or $(KILLS),150) $(ARGS)
+	$(PY) -m tests.campaigns sharing --messages $(or $(MESSAGES),1000000) --kills $(or $(KILLS),150) $(ARGS)
 
 parks: setup ## a claimed and a coordinated group that set messages aside, with every fault, then three stories of outages; SEED=, MINUTES=, ARGS=
 	for story in faults third all away; do \
-	  $(PY) -m tests.campaigns.parks --story $$story --seed $(or $(SEED),1) --minutes $(or $(MINUTES),5) $(ARGS) || exit 1; done
+	  $(PY) -m tests.campaigns parks --story $$story --seed $(or $(SEED),1) --minutes $(or $(MINUTES),5) $(ARGS) || exit 1; done
 
 modes: setup ## the mode of a live group changed, and its kind, while workers are killed and stopped: none lost, in order, in one hand; SEED=, ARGS='--seeds 5 --gentle'
-	$(PY) -m tests.campaigns.modes $(if $(SEED),--seed $(SEED)) $(ARGS)
+	$(PY) -m tests.campaigns modes $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 reads: setup ## members of one process that read partitions together, opened, closed, slow, killed and stopped: none lost, in order; SEED=, ARGS='--seeds 5 --gentle'
-	$(PY) -m tests.campaigns.reads $(if $(SEED),--seed $(SEED)) $(ARGS)
+	$(PY) -m tests.campaigns reads $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 sharers: setup ## members that share a partition by batches: 200 seeds with faults, planted bugs, a stopped process on a broker
 	$(PY) -m pytest -m campaign tests/engine/test_sharers.py tests/client/test_shared_batches.py $(ARGS)
@@ -125,31 +125,31 @@ MINUTES ?= 5
 SEED    ?=
 
 chaos: setup ## faults on real brokers for MINUTES: workers killed at every step, stopped, cut off; SEED=, ARGS=--cluster3
-	$(PY) -m tests.campaigns.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	$(PY) -m tests.campaigns chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 soak: setup ## workers that live through MINUTES of faults (20 is a soak): memory, descriptors, threads flat; ARGS='--plot P'
-	$(PY) -m tests.campaigns.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	$(PY) -m tests.campaigns soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 KILLS ?= 300
 
 transactions: setup ## exactly once into Kafka: KILLS kills at every step of a transaction, and a read_committed reader; ARGS='--only claimed --seed 7'
-	$(PY) -m tests.campaigns.transactions --kills $(KILLS) $(ARGS)
+	$(PY) -m tests.campaigns transactions --kills $(KILLS) $(ARGS)
 
 checkpoints: setup ## groups with checkpoints: KILLS kills, stops, deploys, rollbacks, store errors; states against a plain count; SEED=, ARGS='--only hold'
-	$(PY) -m tests.campaigns.checkpoints --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	$(PY) -m tests.campaigns checkpoints --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 FREEZES ?= 200
 
 freezes: setup ## a broker that freezes FREEZES times for 5 to 40 s: all members go on within 10 s; ARGS='--members 24 --seed 7'
-	$(PY) -m tests.campaigns.freezes --freezes $(FREEZES) $(ARGS)
+	$(PY) -m tests.campaigns freezes --freezes $(FREEZES) $(ARGS)
 
 keeping: setup ## a week of log in fast motion, kept short by its members, which are killed at every step of it; ARGS='--records 5000000 --kills 60'
-	$(PY) -m tests.campaigns.keeping $(ARGS)
+	$(PY) -m tests.campaigns keeping $(ARGS)
 
 RECORDS ?= 20000
 
 sinks: setup ## RECORDS through fenced sinks with several writers: shares cut again and again, stale tokens, kills; SQLite, PostgreSQL, PgBouncer
-	$(PY) -m tests.campaigns.sinks --records $(RECORDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	$(PY) -m tests.campaigns sinks --records $(RECORDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 mutants: $(VENV)/.stamp-setup ## planted bugs, one at a time: each must be caught; ARGS='--only lease', ARGS='--some 5' or ARGS="--try FUNCTION 'OLD LINE' 'NEW'"
 	$(PY) -m tests.mutants $(ARGS)

@@ -1,7 +1,7 @@
-"""``python -m tests.campaigns.freezes --freezes 200``: a broker that freezes repeatedly, and members of all kinds.
+"""A broker that freezes repeatedly, and members of all kinds.
 
 Half of the members claim, half are of coordinated groups. After each thaw every member must read the log, and messages
-of every partition must be delivered again, within a limit. Exit status: 0 all did, 1 not.
+of every partition must be delivered again, within a limit.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import sys
 import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from random import Random
@@ -30,8 +29,9 @@ from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing import LocalBroker, RunningKafka
 from rationalizer import route_lease
+from tests.campaigns.frame import Result, Say
 
-__all__ = ["Crowd", "Freeze", "main"]
+__all__ = ["Crowd", "Freeze", "add_arguments", "freeze", "runs"]
 
 CPS = 4
 PARTITIONS = 4
@@ -212,7 +212,7 @@ def freeze(broker: RunningKafka, crowd: Crowd, frozen_s: float, limit_s: float =
     return Freeze(frozen_s, members_s, partitions_s, (*still, *deaf, *unwell))
 
 
-def campaign(freezes: Iterable[float], members: int, hi: int, say: Callable[[str], object]) -> list[Freeze]:
+def campaign(freezes: Iterable[float], members: int, hi: int, say: Say) -> list[Freeze]:
     """Start a broker and freeze it for each of these times (s)."""
     found: list[Freeze] = []
     with LocalBroker() as broker, Crowd(broker.bootstrap_servers, members, hi) as crowd:
@@ -238,24 +238,21 @@ def campaign(freezes: Iterable[float], members: int, hi: int, say: Callable[[str
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of its command."""
     parser.add_argument("--freezes", type=int, default=200)
     parser.add_argument("--shortest", type=float, default=5.0, help="seconds")
     parser.add_argument("--longest", type=float, default=40.0, help="seconds")
     parser.add_argument("--members", type=int, default=24)
     parser.add_argument("--heartbeat-interval-ms", type=int, default=1_000)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args(arguments)
-    rng = Random(options.seed)
-    times = [rng.uniform(options.shortest, options.longest) for _ in range(options.freezes)]
-    found = campaign(times, options.members, options.heartbeat_interval_ms, lambda line: print(line, flush=True))
+
+
+def runs(chosen: argparse.Namespace, say: Say) -> Iterator[Result]:
+    """What the command runs."""
+    rng, began = Random(chosen.seed), time.monotonic()
+    times = [rng.uniform(chosen.shortest, chosen.longest) for _ in range(chosen.freezes)]
+    found = campaign(times, chosen.members, chosen.heartbeat_interval_ms, say)
+    slowest_s = max((max(one.members_s or 0, one.partitions_s or 0) for one in found), default=0.0)
+    counts = Counter({"freezes": len(found), "members": chosen.members, "slowest ms": int(1000 * slowest_s)})
     late = [one for one in found if one.late]
-    worst = max((max(one.members_s or 0, one.partitions_s or 0) for one in found), default=0.0)
-    print(f"{len(found)} freezes, {options.members} members, {len(late)} late; the slowest went on after {worst:.1f} s")
-    return 1 if late else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    yield Result("freezes", chosen.seed, late, time.monotonic() - began, counts=counts)

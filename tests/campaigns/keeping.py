@@ -1,4 +1,4 @@
-"""``python -m tests.campaigns.keeping --records 5000000``: a week of log in fast motion, kept short by its members.
+"""A week of log in fast motion, kept short by its members.
 
 Members work while a load of heartbeats makes the log grow. They remove what is too old, and are killed with -9 at every
 step of that, again and again. Meanwhile replicas start, and the log is read from its beginning, as it is cut. A replica
@@ -8,15 +8,12 @@ that has read all of it from the first record knows what must hold:
 * who owned what is still known for what is left;
 * no cut takes what was not too old;
 * no member ends but by its kill, and all handle messages to the end.
-
-Exit status: 0 all of that, 1 not.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -25,7 +22,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -42,7 +39,7 @@ from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.errors import MarshalError, TopicChangedError
 from kafka_marshal.node import kept, log_keeper
 from kafka_marshal.node.coordination_topic import create_topic
-from kafka_marshal.node.kept import TURNS, keep_settings
+from kafka_marshal.node.kept import keep_settings
 from kafka_marshal.node.log_reader import bounds, read_range
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.node.start import Begin
@@ -53,8 +50,9 @@ from kafka_marshal.testing import LocalBroker
 from kafka_marshal.testing.fail_points import PRUNE_STEPS, CallMoment, Doom, dying
 from rationalizer import ClaimingPartition, Heartbeat, Outcome, encode, route_lease, snapshot_log
 from rationalizer.history import LeaseKey, Owners, Span
+from tests.campaigns.frame import Result, Say
 
-__all__ = ["Campaign", "Result", "main"]
+__all__ = ["Campaign", "KeepingResult", "add_arguments", "runs"]
 
 CPS = 2
 PARTITIONS = 4
@@ -181,18 +179,16 @@ def _cp(key: LeaseKey) -> int:
 
 
 @dataclass(slots=True)
-class Result:
+class KeepingResult(Result):
     """What was seen."""
 
-    records: int = 0
-    kills: Counter[str] = field(default_factory=Counter)
-    cuts: int = 0
-    starts: int = 0
-    reads: Counter[str] = field(default_factory=Counter)
-    #: Offsets of the log at the end.
-    kept_records: int = 0
-    seconds: float = 0.0
     violations: list[str] = field(default_factory=list)
+    kills: Counter[str] = field(default_factory=Counter)
+    reads: Counter[str] = field(default_factory=Counter)
+
+    def details(self) -> Iterator[str]:
+        yield from Result.details(self)
+        yield f"killed as they pruned: {dict(sorted(self.kills.items()))}; reads of the whole log: {dict(self.reads)}"
 
 
 class Campaign:
@@ -202,7 +198,7 @@ class Campaign:
         self.bootstrap = bootstrap
         self.interval, self.keep_ms, self.rate, self.members, self.rng = interval, keep_ms, rate, members, rng
         self.topic, self.data = (f"{name}-{uuid.uuid4().hex[:8]}" for name in ("__marshal", "orders"))
-        self.result = Result()
+        self.result = KeepingResult("keeping", 0)
         self._ended = threading.Event()
         self._points = [*POINTS]
         self._workers: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
@@ -210,9 +206,7 @@ class Campaign:
         self._failures: list[str] = []
         self.folder = Path(tempfile.mkdtemp(prefix="kafka-marshal-keeping-"))
 
-    def run(
-        self, records: int, kills: int, minutes: float = inf, say: Callable[[str], object] = lambda _: None
-    ) -> Result:
+    def run(self, records: int, kills: int, minutes: float = inf, say: Say = lambda _: None) -> KeepingResult:
         """Work until the log has grown by `records`, and `kills` members were killed as they pruned; or for minutes."""
         began = time.monotonic()
         until = began + 60 * minutes
@@ -241,14 +235,14 @@ class Campaign:
                         break
                     if time.monotonic() > spoken + 10:
                         spoken = time.monotonic()
-                        say(f"{self._loaded:,} records, {self.result.cuts} cuts, kills {dict(self.result.kills)}")
+                        say(f"{self._loaded:,} records, {dict(self.result.counts)}, kills {dict(self.result.kills)}")
                     time.sleep(0.05)
             finally:
                 self._ended.set()
                 for thread in (*threads, loading):
                     thread.join()
                 self._end_workers()
-            self.result.records = self._loaded
+            self.result.counts["records"] = self._loaded
             self.result.violations += self._failures
             if truth.failure is not None:
                 self.result.violations.append(f"the truth ended: {truth.failure!r}")
@@ -278,7 +272,7 @@ class Campaign:
         path = self.folder / f"{name}.log"
         with path.open("w") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.campaigns.keeping", "--worker", json.dumps(options)],
+                [sys.executable, "-m", "tests.campaigns.keeping", json.dumps(options)],
                 stdout=log,
                 stderr=log,
             )
@@ -361,7 +355,7 @@ class Campaign:
                         self._failures += [f"a start found {each}" for each in replica.differences]
                     finally:
                         replica.close()
-                    self.result.starts += 1
+                    self.result.counts["starts"] += 1
                 except MarshalError as error:
                     self._failures.append(f"a start failed: {error!r}")
 
@@ -389,7 +383,7 @@ class Campaign:
             if low == starts[cp] or truth.replica.worlds[cp].next_offset < low:
                 continue  # nothing new, or not known there yet
             starts[cp] = low
-            self.result.cuts += 1
+            self.result.counts["cuts"] += 1
             log_time = truth.log_times[cp].get(low)
             if log_time is None:
                 self.result.violations.append(f"partition {cp} was cut at {low}, where no snapshot is")
@@ -403,7 +397,7 @@ class Campaign:
         while not truth.caught_up({cp: high for cp, (_, high) in found.items()}):
             assert time.monotonic() < until and truth.failure is None
             time.sleep(0.05)
-        self.result.kept_records = sum(high - low for low, high in found.values())
+        self.result.counts["records left"] = sum(high - low for low, high in found.values())
         if not all(low for low, _ in found.values()):
             self.result.violations.append(f"not every partition was cut: {found}")
         for begin in (Begin.SNAPSHOT, Begin.CHECK):
@@ -440,41 +434,30 @@ def _facts(span: Span) -> tuple[object, ...]:
     return (span.held, span.client_id, span.epoch, span.since, span.since_offset, span.until, str(span.ended))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of its command."""
     parser.add_argument("--records", type=int, default=5_000_000)
     parser.add_argument("--rate", type=int, default=10_000, help="records a second")
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--minutes", type=float, default=inf, help="at most")
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--interval", type=int, default=10_000, help="records between two snapshots")
-    parser.add_argument("--keep", type=float, default=60.0, help="seconds")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.worker:
-        return work(json.loads(options.worker))
+    parser.add_argument("--keep", type=float, default=60.0, help="seconds of log that are kept")
+
+
+def runs(chosen: argparse.Namespace, say: Say) -> Iterator[KeepingResult]:
+    """What the command runs."""
     with LocalBroker() as broker:
         campaign = Campaign(
             broker.bootstrap_servers,
-            interval=options.interval,
-            keep_ms=int(options.keep * 1000),
-            rate=options.rate,
-            members=options.members,
-            rng=Random(options.seed),
+            interval=chosen.interval,
+            keep_ms=int(chosen.keep * 1000),
+            rate=chosen.rate,
+            members=chosen.members,
+            rng=Random(chosen.seed),
         )
-        found = campaign.run(options.records, options.kills, options.minutes, lambda line: print(line, flush=True))
-    print(
-        f"{found.records:,} records in {found.seconds:.0f} s (load {os.getloadavg()[0]:.1f}), kept for "
-        f"{options.keep:g} s (turns of {options.keep / TURNS:g} s): {found.cuts} cuts, {found.kept_records:,} records "
-        f"left; {sum(found.kills.values())} members killed as they pruned ({dict(sorted(found.kills.items()))}); "
-        f"{found.starts} starts meanwhile; reads of the whole log: {dict(found.reads)}"
-    )
-    for violation in found.violations:
-        print(f"VIOLATION: {violation}")
-    return 1 if found.violations else 0
+        yield campaign.run(chosen.records, chosen.kills, chosen.minutes, say)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(work(json.loads(sys.argv[1])))

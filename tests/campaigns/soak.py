@@ -1,30 +1,24 @@
-"""``python -m tests.campaigns.soak --minutes 20``: workers that survive faults without growing.
+"""Workers that survive faults without growing.
 
 The campaign of :mod:`tests.campaigns.chaos`, in which one worker of each kind is never killed: it is stopped and cut
 off, its broker dies, and other workers die all the time. Its memory, file descriptors and threads are sampled every two
 seconds; the last third must not exceed the first one (after the warm-up) by more than the limits below.
-
-Exit status: 0 flat and every promise kept, 1 not, 2 wrong use.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import logging
 import os
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import median
 
-from kafka_marshal.testing.errors import LocalBrokerError
-from kafka_marshal.testing.simulate import where_it_ran
-from tests.campaigns.chaos import Options, Result, run_campaign
+from tests.campaigns.chaos import ChaosResult, Options, run_campaign
 from tests.campaigns.chaos.fleet import Fleet
+from tests.campaigns.frame import Say
 
-__all__ = ["STEADY", "Sample", "Series", "main", "plot", "soak"]
+__all__ = ["STEADY", "Sample", "Series", "SoakResult", "add_arguments", "plot", "runs", "soak"]
 
 #: Workers that are never killed: one of each kind.
 STEADY = ("again-1", "again-3", "sink-1", "once-1", "once-3", "hand-1")
@@ -136,13 +130,30 @@ def _middle(samples: Sequence[Sample]) -> Sample:
     )
 
 
-def soak(options: Options) -> tuple[Result, Series]:
-    """Run it; growth is among the result's violations."""
+@dataclass(slots=True)
+class SoakResult(ChaosResult):
+    """Growth is among the violations."""
+
+    series: Series = field(default_factory=Series)
+
+    def tell(self) -> str:
+        return f"soak: {self.series.tell()}; {ChaosResult.tell(self)}"
+
+    def to_json(self) -> dict[str, object]:
+        thirds = {
+            name: {"first": _figures(first), "last": _figures(last)}
+            for name, (first, last) in ((name, self.series.thirds(name)) for name in sorted(self.series.samples))
+        }
+        return {**ChaosResult.to_json(self), "flat": self.series.tell(), "thirds": thirds}
+
+
+def soak(options: Options, say: Say = lambda _: None) -> SoakResult:
+    """Run it."""
     series = Series()
-    result = run_campaign(options, look=series.look, say=lambda line: sys.stderr.write(f"{line}\n"))
+    found = run_campaign(options, look=series.look, say=say)
     for problem in series.problems():
-        result.findings.say("not flat", problem)
-    return result, series
+        found.findings.say("not flat", problem)
+    return SoakResult(**{each.name: getattr(found, each.name) for each in fields(found)}, series=series)
 
 
 def plot(series: Series, path: Path) -> None:
@@ -167,47 +178,21 @@ def plot(series: Series, path: Path) -> None:
     pyplot.close(figure)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.soak", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of its command."""
     parser.add_argument("--minutes", type=float, default=20.0, help="how long (20)")
-    parser.add_argument("--seed", type=int, default=None, help="decides what goes wrong (chance)")
     parser.add_argument("--cluster3", action="store_true", help="three brokers, min.insync.replicas 2")
-    parser.add_argument("--json", type=Path, help="write all figures here")
     parser.add_argument("--plot", type=Path, help="write a picture here (needs matplotlib)")
-    return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status."""
-    chosen = _parser().parse_args(arguments)
-    seed = chosen.seed if chosen.seed is not None else int.from_bytes(os.urandom(3))
-    logging.basicConfig(level=logging.ERROR)  # brokers die, so that broken connections are expected
-    sys.stderr.write(f"seed {seed}\n")
-    options = Options(chosen.minutes, seed, 3 if chosen.cluster3 else 1, steady=STEADY)
-    try:
-        result, series = soak(options)
-    except LocalBrokerError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    if chosen.json is not None:
-        thirds = {
-            name: {"first": _figures(first), "last": _figures(last)}
-            for name, (first, last) in ((name, series.thirds(name)) for name in sorted(series.samples))
-        }
-        figures = {**where_it_ran(), "flat": series.tell(), "thirds": thirds, **result.to_json()}
-        chosen.json.write_text(json.dumps(figures, indent=1) + "\n")
+def runs(chosen: argparse.Namespace, say: Say) -> Iterator[SoakResult]:
+    """What the command runs."""
+    options = Options(chosen.minutes, chosen.seed, 3 if chosen.cluster3 else 1, steady=STEADY, keep=chosen.keep)
+    found = soak(options, say)
     if chosen.plot is not None:
-        plot(series, chosen.plot)
-    sys.stdout.writelines(f"{each}\n" for each in result.findings.violations[:50])
-    if not result.ok and result.folder:
-        sys.stdout.write(f"seed {seed}; what was written down: {result.folder}\n")
-    sys.stdout.write(f"soak: {series.tell()}; {result.tell()}\n")
-    return int(not result.ok)
+        plot(found.series, chosen.plot)
+    yield found
 
 
 def _figures(sample: Sample) -> dict[str, float]:
     return {"rss_mb": sample.rss_mb, "descriptors": sample.descriptors, "threads": sample.threads}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

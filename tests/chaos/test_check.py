@@ -356,7 +356,6 @@ def test_the_report_of_a_campaign_names_workers_that_died_by_themselves(
     writer: Any = SimpleNamespace(acknowledged={}, written=0)
     fleet: Any = SimpleNamespace(files={}, killed=set(), stops=[], counts=Counts(), unexplained=["a: of signal 11"])
     result, _ = made._account(ground, fleet, writer, 1.0, 1.0, 1.0)
-    assert not result.ok
     assert result.to_json()["violations"] == ["worker failed: a: of signal 11"]
 
 

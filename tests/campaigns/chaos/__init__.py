@@ -5,11 +5,11 @@ forkserver starts them by fork; fleet: replaces them, and decides how each ends
 testbed    brokers behind proxies, topics, a writer of numbered messages, and their faults
 log        the coordination log, read beside the workers; history: what happened by the log
 check      the invariants
-campaign   one run; __main__: the command
+campaign   one run
 """
 
 from kafka_marshal.testing.fail_points import POINTS, Doom, Moment, dying
-from tests.campaigns.chaos.campaign import Options, Result, run_campaign
-from tests.campaigns.chaos.check import Findings, Violation
+from tests.campaigns.chaos.campaign import ChaosResult, Options, run_campaign
+from tests.campaigns.chaos.check import Findings
 
-__all__ = ["POINTS", "Doom", "Findings", "Moment", "Options", "Result", "Violation", "dying", "run_campaign"]
+__all__ = ["POINTS", "ChaosResult", "Doom", "Findings", "Moment", "Options", "dying", "run_campaign"]

@@ -1,13 +1,18 @@
-"""A campaign: workers, faults and messages for some minutes, then a time without faults, then the checks."""
+"""Workers in processes on a real broker, killed at every numbered step, stopped, cut off; their broker is killed, too.
+
+What each did with each message is written down outside, and checked after a time without faults.
+"""
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
@@ -19,8 +24,9 @@ from tests.campaigns.chaos.history import LogHistory
 from tests.campaigns.chaos.log import Follower, read_topic, write_dump
 from tests.campaigns.chaos.testbed import COORDINATION, Ground, Writer
 from tests.campaigns.chaos.worker import GRANT, KINDS, Job
+from tests.campaigns.frame import Result, Say
 
-__all__ = ["Options", "Result", "run_campaign"]
+__all__ = ["ChaosResult", "Options", "add_arguments", "run_campaign", "runs"]
 
 #: Topic → (partitions, group, mode). Those of "by hand" exist by name only.
 TOPICS: dict[str, tuple[int, str, Mode]] = {
@@ -31,6 +37,9 @@ TOPICS: dict[str, tuple[int, str, Mode]] = {
 BY_HAND = ("chaos-by-hand", 4, "by hand")
 
 CPS = 3
+
+#: Violations of each kind that are printed; all of them are in the file of --json.
+SHOWN = 20
 
 #: The fail points of these workers.
 POINTS = [name for delivery in dict.fromkeys(KINDS.values()) for name in points_of(delivery)]
@@ -90,62 +99,43 @@ class Options:
 
 
 @dataclass(slots=True)
-class Result:
+class ChaosResult(Result):
     """What came of it."""
 
-    options: Options
-    findings: Findings
-    seconds: float
-    kills: int
-    points: dict[str, int]
-    stops: int
-    faults: dict[str, int]
-    started: int
-    ended_otherwise: dict[int, int]
-    written: int
-    records: int
-    owned_hi: float
-    drained_hi: float
-    folder: str = ""
+    findings: Findings = field(default_factory=Findings)
+    points: dict[str, int] = field(default_factory=dict)
+    faults: dict[str, int] = field(default_factory=dict)
+    ended_otherwise: dict[int, int] = field(default_factory=dict)
+    owned_hi: float = 0.0
+    drained_hi: float = 0.0
     outcomes: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def ok(self) -> bool:
-        """Whether every promise was kept."""
-        return not self.findings.violations
 
     @property
     def unmet(self) -> list[str]:
         """Fail points at which no worker died."""
         return [name for name in POINTS if not self.points.get(name)]
 
-    def tell(self) -> str:
-        """One line of figures."""
-        counts = self.findings.counts
-        at_points = sum(self.points.values())
-        return (
-            f"chaos: {self.kills} kills in {self.seconds / 60:.1f} min, {at_points} at "
-            f"{len(POINTS) - len(self.unmet)} of {len(POINTS)} fail points; {self.stops} stops, "
-            f"{sum(n for kind, n in self.faults.items() if kind != 'broker')} network faults, "
-            f"{self.faults.get('broker', 0)} broker restarts; {self.written} messages, {counts['repeats']} repeats, "
-            f"{counts['lost']} lost, {len(self.findings.violations)} violations; owned after {self.owned_hi:.1f} HI, "
-            f"drained after {self.drained_hi:.1f} HI; {self.records} records, seed {self.options.seed}"
-        )
+    def details(self) -> Iterator[str]:
+        yield from (f"{times:6} {name}" for name, times in sorted(self.points.items()))
+        if self.unmet:
+            yield f"nobody died at: {', '.join(self.unmet)}"
+        by_promise: dict[str, list[str]] = {}
+        for each in self.findings.violations:
+            by_promise.setdefault(each.promise, []).append(str(each))
+        for messages in by_promise.values():
+            yield from messages[:SHOWN]
+            if len(messages) > SHOWN:
+                yield f"… and {len(messages) - SHOWN} more of these"
+        yield f"owned after {self.owned_hi:.1f} HI, drained after {self.drained_hi:.1f} HI; faults: {self.faults}"
 
     def to_json(self) -> dict[str, object]:
-        """For a file."""
         return {
-            "line": self.tell(),
-            "options": asdict(self.options),
-            "kills": self.kills,
+            **Result.to_json(self),
             "points": {name: self.points.get(name, 0) for name in POINTS},
-            "stops": self.stops,
             "faults": self.faults,
-            "workers_started": self.started,
             "exit_statuses": self.ended_otherwise,
-            "counts": dict(sorted(self.findings.counts.items())),
+            "checked": dict(sorted(self.findings.counts.items())),
             "outcomes": dict(sorted(self.outcomes.items())),
-            "violations": [str(each) for each in self.findings.violations],
             "owned_hi": round(self.owned_hi, 1),
             "drained_hi": round(self.drained_hi, 1),
         }
@@ -164,7 +154,7 @@ class _Campaign:
         self.hi_s = options.heartbeat_interval_ms / 1000
         self.database = str(folder / "sink.db")
 
-    def run(self) -> Result:
+    def run(self) -> ChaosResult:
         """All of it."""
         options = self.options
         self._prepare_sink()
@@ -189,7 +179,7 @@ class _Campaign:
             result, log = self._account(ground, fleet, writer, seconds, owned, drained)
             for name in stubborn:
                 result.findings.say("liveness", f"{name} did not end within 30 s of SIGTERM")
-            if options.keep or not result.ok:
+            if options.keep or result.violations:
                 write_dump(self.folder / "log.dump", log)
             return result
 
@@ -290,7 +280,7 @@ class _Campaign:
 
     def _account(
         self, ground: Ground, fleet: Fleet, writer: Writer, seconds: float, owned: float, drained: float
-    ) -> tuple[Result, Mapping[int, list[LogEntry]]]:
+    ) -> tuple[ChaosResult, Mapping[int, list[LogEntry]]]:
         lives = [Life.read(path, pid, path in fleet.killed) for path, pid in sorted(fleet.files.items())]
         log = {cp: list(entries) for cp, entries in read_topic(ground.bootstrap, COORDINATION, range(CPS)).items()}
         history = LogHistory(log, [(cp, at) for life in lives for cp, at, _ in life.digests])
@@ -320,20 +310,22 @@ class _Campaign:
             findings.say("liveness", f"not everything was owned {owned:.0f} HI after the last fault")
         if drained == float("inf"):
             findings.say("liveness", f"something stood still for more than {STILL_INTERVALS} HI after the last fault")
-        result = Result(
-            self.options,
-            findings,
+        ends = fleet.counts
+        counts = {"kills": ends.kills, "at fail points": ends.points.total(), "stops": ends.stops}
+        counts |= {"processes": ends.started, "written": writer.written, "records": history.records}
+        counts |= {name: findings.counts[name] for name in ("repeats", "lost")}
+        result = ChaosResult(
+            "chaos",
+            self.options.seed,
+            findings.violations,
             seconds,
-            fleet.counts.kills,
-            dict(sorted(fleet.counts.points.items())),
-            fleet.counts.stops,
-            dict(sorted(ground.counts.items())),
-            fleet.counts.started,
-            dict(sorted(fleet.counts.others.items())),
-            writer.written,
-            history.records,
-            owned,
-            drained,
+            counts=Counter(counts),
+            findings=findings,
+            points=dict(sorted(ends.points.items())),
+            faults=dict(sorted(ground.counts.items())),
+            ended_otherwise=dict(sorted(ends.others.items())),
+            owned_hi=owned,
+            drained_hi=drained,
             outcomes=history.outcomes,
         )
         return result, log
@@ -349,7 +341,7 @@ class _Campaign:
 
 def run_campaign(
     options: Options, *, look: Look | None = None, say: Callable[[str], object] = lambda _: None
-) -> Result:
+) -> ChaosResult:
     """Run it. look(fleet, seconds since the beginning): called often. say: called with progress every ten seconds.
 
     If a promise was broken, or with ``keep``, all output stays in ``Result.folder``.
@@ -358,7 +350,7 @@ def run_campaign(
     keep = True
     try:
         result = _Campaign(options, folder, look, say).run()
-        keep = options.keep or not result.ok
+        keep = options.keep or bool(result.violations)
         result.folder = str(folder) if keep else ""
         return result
     finally:
@@ -366,3 +358,27 @@ def run_campaign(
             shutil.rmtree(folder, ignore_errors=True)
         else:
             say(f"what was written down: {folder}")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of its command."""
+    parser.add_argument("--minutes", type=float, default=5.0, help="how long things go wrong (5)")
+    parser.add_argument("--cluster3", action="store_true", help="three brokers, min.insync.replicas 2: leaders change")
+    parser.add_argument("--heartbeat-interval-ms", type=int, default=500, help="HI (500)")
+    parser.add_argument("--messages", type=float, default=150.0, help="written a second (150)")
+    parser.add_argument("--groups", action="store_true", help="members of coordinated groups (marshal.group_consumer)")
+
+
+def runs(chosen: argparse.Namespace, say: Say) -> Iterator[ChaosResult]:
+    """What the command runs."""
+    options = Options(
+        minutes=chosen.minutes,
+        seed=chosen.seed,
+        brokers=3 if chosen.cluster3 else 1,
+        broker_every_s=20.0 if chosen.cluster3 else 45.0,  # two of three continue: leaders change
+        heartbeat_interval_ms=chosen.heartbeat_interval_ms,
+        messages_a_second=chosen.messages,
+        groups=chosen.groups,
+        keep=chosen.keep,
+    )
+    yield run_campaign(options, say=say)

@@ -31,8 +31,9 @@ from rationalizer.history import End, Span
 from tests.campaigns.chaos.fleet import Stop
 from tests.campaigns.chaos.history import LogHistory
 from tests.campaigns.chaos.lines import Line, read_lines
+from tests.campaigns.frame import Violation
 
-__all__ = ["Findings", "Life", "Mode", "Story", "Violation", "check", "replay_in_cuts"]
+__all__ = ["Findings", "Life", "Mode", "Story", "check", "replay_in_cuts"]
 
 Key = tuple[str, str, int]
 
@@ -51,17 +52,6 @@ UNTOLD_INTERVALS = 4
 #: Messages that a process may still get if it was stopped after its read of the clock. (The consumer reads it once for
 #: several messages only if they take less than a millisecond, which the campaign's never do.)
 STRIDE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A broken promise."""
-
-    promise: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.promise}: {self.message}"
 
 
 @dataclass(slots=True)

@@ -1,12 +1,18 @@
-"""A campaign: workers killed, stopped, deployed and rolled back, then a time without faults, then the account."""
+"""Groups with checkpoints, by piece, by key, with ``hold``, and with sinks: killed, stopped, deployed, rolled back.
+
+Each state is that of a plain count, and nothing comes again that must not.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import time
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -20,16 +26,16 @@ from kafka_marshal.testing import RunningKafka
 from tests.campaigns.chaos.fleet import Fleet, Place
 from tests.campaigns.chaos.lines import Pen
 from tests.campaigns.chaos.worker import Job as PlainJob
-from tests.campaigns.checkpoints.check import Account, Counts, Lines, Violation, check
+from tests.campaigns.checkpoints.check import Account, Counts, Lines, check
 from tests.campaigns.checkpoints.ground import Story, Writer, ends, inputs, make_ground, story_of
-from tests.campaigns.checkpoints.operator import Operator
+from tests.campaigns.checkpoints.operator import Acts
 from tests.campaigns.checkpoints.rows import Rows
 from tests.campaigns.checkpoints.undoing import Undoing
 from tests.campaigns.checkpoints.worker import DELIVERIES, DRAIN_S, POINTS, WORKER, Job, policy_of, restored_line
-from tests.campaigns.on_a_broker import Say, run_on_a_broker
+from tests.campaigns.frame import Operator, Result, Say, Schedule, Violation, run_on_a_broker
 from tests.sinks.conftest import running_postgres
 
-__all__ = ["KINDS", "Options", "Result", "run_campaign"]
+__all__ = ["KINDS", "CheckpointsResult", "Options", "add_arguments", "run_campaign", "runs"]
 
 READY_S = 120.0
 
@@ -95,56 +101,39 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(slots=True)
-class Result:
+class CheckpointsResult(Result):
     """What came of it."""
 
-    options: Options
-    account: Account
-    story: Story
-    seconds: float
-    counts: dict[str, int]
-    points: dict[str, int]
-    operator: dict[str, int]
-    written: int
-    #: Bad releases whose deploy was undone.
-    undone: int = 0
-    folder: str = ""
+    account: Account = field(default_factory=Account)
+    story: Story = field(default_factory=lambda: Story({}))
+    points: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def violations(self) -> list[Violation]:
-        """All promises that were not kept."""
-        return self.account.violations
-
-    def tell(self) -> str:
-        """A few lines of figures."""
-        account, options = self.account, self.options
-        kind = "hold" if options.hold else "by piece"
-        kind += (", shared by key" if options.shares else "") + (f", with {options.sink}" if options.sink else "")
-        kind += "" if options.concurrency == 4 else f", {options.concurrency} handlers each"
-        ends = ", ".join(f"{name} {times}" for name, times in self.counts.items())
-        acts = ", ".join(f"{name} {times}" for name, times in sorted(self.operator.items()))
+    def details(self) -> Iterator[str]:
+        account = self.account
+        yield from (f"{times:6} {name}" for name, times in self.points.items())
+        yield from Result.details(self)
+        yield from (f"lost, neither killed nor stopped: {each}" for each in account.unexplained[:10])
+        yield (
+            f"  {account.handled} handled, {account.cuts} cuts, {account.store_errors} store errors, "
+            f"{account.completed} completions heard"
+        )
+        yield f"  {self._of_checkpoints()}"
+        if self.counts["undone"]:
+            yield (
+                f"  deploys undone: {account.wrong} of {account.spoilt} pieces wrong before, "
+                f"{account.undone} partitions' rows compared right after it"
+            )
         why = "; ".join(
             f"{name} {times} pieces, {account.repeated[name]} messages again"
             for name, times in sorted(account.restored.items())
         )
+        yield f"  restored: {why}"
         again = [number for number, _ in account.losses] or [0]
         since = [seconds for _, seconds in account.losses] or [0.0]
-        undone = (
-            f"  deploys undone {self.undone}: {account.wrong} of {account.spoilt} pieces wrong before, "
-            f"{account.undone} partitions' rows compared right after it\n"
-            if options.undoes
-            else ""
-        )
-        return (
-            f"checkpoints, {kind}: {self.seconds / 60:.1f} min; {ends}; operator: {acts}\n"
-            f"  {self.written} written, {account.handled} handled, {account.cuts} cuts, {account.store_errors} store "
-            f"errors, {account.completed} completions heard\n"
-            f"  {self._of_checkpoints()}\n{undone}"
-            f"  restored: {why}\n"
+        yield (
             f"  a lost piece: {statistics.median(again):g} messages again (median; most {max(again)}), its last cut "
             f"{statistics.median(since):.2f} s before it was restored (median; most {max(since):.1f}); "
-            f"{len(account.unexplained)} lost by processes that were neither killed nor stopped\n"
-            f"  {len(self.violations)} violations; seed {options.seed}"
+            f"{len(account.unexplained)} lost by processes that were neither killed nor stopped"
         )
 
     def _of_checkpoints(self) -> str:
@@ -162,10 +151,8 @@ class Result:
     def to_json(self) -> dict[str, object]:
         """For a file."""
         return {
-            "line": self.tell(),
-            "options": asdict(self.options),
+            **Result.to_json(self),
             "points": self.points,
-            "operator": self.operator,
             "restored": self.account.restored,
             "repeated": self.account.repeated,
             "took_ms": self.story.took_ms,
@@ -174,7 +161,6 @@ class Result:
             "drains": self.account.drains,
             "losses": self.account.losses,
             "unexplained": self.account.unexplained,
-            "violations": [str(each) for each in self.violations],
         }
 
 
@@ -193,14 +179,17 @@ class _Campaign:
             self.rows.make_tables()
         self.writer = Writer(self.ground, options.messages_a_second, Random(options.seed + 1))
         self.violations: list[Violation] = []
+        self.errors: list[str] = []
         self.deploys = 0
         self.undone = 0
         self.fleet = Fleet(self._places(), folder, self.rng, kinds=DELIVERIES, module=WORKER)
         self.fleet.arrange = self._arrange
         self.generations = dict.fromkeys((place.name for place in self.fleet.places), 0)
-        self.operator = Operator(
-            self.ground, Random(options.seed + 2), options.operator_every_s, kafka if restarts else None
-        )
+        rng = Random(options.seed + 2)
+        self.acts = Acts(self.ground, rng, kafka if restarts else None)
+        every, note = self.acts.all(options.operator_every_s), self.errors.append
+        self.operator = Operator(Schedule(every, rng, self.acts.counts, note, is_counted=True))
+        self.operator.start()
         self.undoing: Undoing | None = None
         if options.undoes:
             assert self.rows is not None
@@ -224,7 +213,7 @@ class _Campaign:
             for number, kind in enumerate(options.workers, 1)
         ]
 
-    def run(self) -> Result:
+    def run(self) -> CheckpointsResult:
         """All of it."""
         try:
             self.fleet.wait_until_ready(READY_S)
@@ -245,8 +234,8 @@ class _Campaign:
             self.rows.sink.close()
         return self._result(seconds)
 
-    def _result(self, seconds: float) -> Result:
-        errors = self.operator.errors + ([] if self.undoing is None else self.undoing.errors)
+    def _result(self, seconds: float) -> CheckpointsResult:
+        errors = self.errors + ([] if self.undoing is None else self.undoing.errors)
         (self.folder / "operator.txt").write_text("\n".join(errors))
         stopped = {stop.pid for stop in self.fleet.stops}
         files = [Lines(x, x in self.fleet.killed or pid in stopped) for x, pid in self.fleet.files.items()]
@@ -258,10 +247,25 @@ class _Campaign:
         )
         account.violations += [Violation("worker", text) for text in self.fleet.unexplained]
         account.violations += self.violations + ([] if self.undoing is None else self.undoing.violations)
-        counts = self.fleet.counts
-        ends = {"kills": counts.kills, "stops": counts.stops, "leaves": counts.closed, "deploys": self.deploys}
-        points, acts = dict(sorted(counts.points.items())), dict(self.operator.counts)
-        return Result(self.options, account, story, seconds, ends, points, acts, self.writer.written, self.undone)
+        ends = self.fleet.counts
+        counts = {"kills": ends.kills, "stops": ends.stops, "leaves": ends.closed, "deploys": self.deploys}
+        counts |= {"undone": self.undone, "written": self.writer.written, **self.acts.counts}
+        return CheckpointsResult(
+            self._kind(),
+            self.options.seed,
+            account.violations,
+            seconds,
+            counts=Counter(counts),
+            account=account,
+            story=story,
+            points=dict(sorted(ends.points.items())),
+        )
+
+    def _kind(self) -> str:
+        options = self.options
+        kind = "hold" if options.hold else "by piece"
+        kind += (", shared by key" if options.shares else "") + (f", with {options.sink}" if options.sink else "")
+        return f"checkpoints, {kind}" + ("" if options.concurrency == 4 else f", {options.concurrency} handlers each")
 
     def _arrange(self, job: PlainJob) -> PlainJob:
         """Workers die at steps of this campaign."""
@@ -308,7 +312,7 @@ class _Campaign:
                 stop_at = now + options.stop_every_s * self.rng.uniform(0.5, 1.5)
             if now >= deploy_at:
                 if self.undoing is not None and self.deploys % 3 == 0:
-                    with self.operator.alone():
+                    with self.acts.alone():
                         self.undoing.run(self._turn, self._deploy)
                     self.undone += 1
                 else:
@@ -316,7 +320,7 @@ class _Campaign:
                 deploy_at = time.monotonic() + options.deploy_every_s
             if now > told + 10:
                 told = now
-                acts = dict(self.operator.counts)
+                acts = dict(self.acts.counts)
                 self.say(f"{now - began:.0f} s: {fleet.counts.kills} kills, {self.deploys} deploys, {acts}")
 
     def _deploy(self) -> None:
@@ -404,10 +408,12 @@ class _Campaign:
                     break
 
 
-def run_campaign(options: Options, kafka: RunningKafka | None = None, *, say: Say = lambda _: None) -> Result:
+def run_campaign(
+    options: Options, kafka: RunningKafka | None = None, *, say: Say = lambda _: None
+) -> CheckpointsResult:
     """Run it, on a separate broker, which is killed, too; or on one that is not."""
 
-    def run(folder: Path, broker: RunningKafka, restarts: bool) -> Result:
+    def run(folder: Path, broker: RunningKafka, restarts: bool) -> CheckpointsResult:
         with ExitStack() as stack:
             database = ""
             if options.sink == "PostgreSQL":
@@ -416,3 +422,29 @@ def run_campaign(options: Options, kafka: RunningKafka | None = None, *, say: Sa
             return _Campaign(options, folder, broker, restarts, database, say).run()
 
     return run_on_a_broker("checkpoints", run, kafka, options.keep, say)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of its command."""
+    parser.add_argument("--kills", type=int, default=300, help="of workers (300)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="most for each kind of group (60)")
+    parser.add_argument("--only", choices=tuple(KINDS), help="one kind of group")
+    parser.add_argument("--workers", help="the kind of each, such as loop,run,batches")
+    parser.add_argument("--heartbeat-interval-ms", type=int, default=500, help="HI (500)")
+
+
+def runs(chosen: argparse.Namespace, say: Say) -> Iterator[CheckpointsResult]:
+    """What the command runs."""
+    kinds = [chosen.only] if chosen.only else list(KINDS)
+    for kind in kinds:
+        options = Options(
+            kills=chosen.kills // len(kinds),
+            seed=chosen.seed,
+            heartbeat_interval_ms=chosen.heartbeat_interval_ms,
+            most_s=chosen.minutes * 60,
+            keep=chosen.keep,
+        )
+        options = replace(options, **KINDS[kind])
+        if chosen.workers:
+            options = replace(options, workers=tuple(chosen.workers.split(",")))
+        yield run_campaign(options, say=say)

@@ -13,8 +13,9 @@ from typing import Any
 from rationalizer import key_hash
 from rationalizer.limits import MAX_KEY_HASH
 from tests.campaigns.chaos.lines import read_lines
+from tests.campaigns.frame import Violation
 
-__all__ = ["Account", "Back", "Counts", "Input", "Lines", "Violation", "add", "check"]
+__all__ = ["Account", "Back", "Counts", "Input", "Lines", "add", "check"]
 
 #: Key → how many messages, and a sum over their offsets.
 Counts = dict[str, list[int]]
@@ -45,17 +46,6 @@ class Input:
 
     offset: int
     key: str
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A promise that was not kept."""
-
-    promise: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.promise}: {self.text}"
 
 
 @dataclass(slots=True)

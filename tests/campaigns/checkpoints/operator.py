@@ -9,63 +9,34 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 
-from confluent_kafka import KafkaException
-
 from kafka_marshal.admin import Admin
-from kafka_marshal.errors import AdminError, KafkaUnavailableError
+from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.testing import RunningKafka
 from tests.campaigns.checkpoints.ground import Ground
 
-__all__ = ["Operator"]
+__all__ = ["Acts"]
 
 #: Pinned checkpoints beyond this number are retired: a group keeps 16 at most.
 MOST_PINNED = 4
 
 
-class Operator:
-    """Does one thing after another in a thread."""
+class Acts:
+    """What is done to the group."""
 
-    def __init__(self, ground: Ground, rng: Random, every_s: float, kafka: RunningKafka | None) -> None:
+    def __init__(self, ground: Ground, rng: Random, kafka: RunningKafka | None) -> None:
         """kafka: restarted from time to time; None: never."""
         self.counts: Counter[str] = Counter()
-        self.errors: list[str] = []
-        self.failure: Exception | None = None
         self._ground = ground
         self._rng = rng
-        self._every_s = every_s
         self._kafka = kafka
-        self._end = threading.Event()
         #: Held while something is done that others must not come into; and whether only brokers are restarted.
         self._acting = threading.Lock()
         self._only_restarts = False
-        self._acts: list[Callable[[], None]] = [self.checkpoint, self.rollback, self.retire] * 2
-        if kafka is not None:
-            self._acts.append(self.restart)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
 
-    def _run(self) -> None:
-        while not self._end.wait(self._every_s * self._rng.uniform(0.5, 1.5)):
-            act = self._rng.choice(self._acts)
-            if self._only_restarts and act != self.restart:
-                continue
-            try:
-                self._do(act)
-            except (AdminError, KafkaException, KafkaUnavailableError) as error:
-                self.counts[f"{act.__name__}: {type(error).__name__}"] += 1
-                self.errors.append(f"{time.time():.1f} {act.__name__}: {error}")
-            except Exception as error:  # noqa: BLE001 - raised by close()
-                self.failure = error
-                return
-            else:
-                self.counts[act.__name__] += 1
-
-    def _do(self, act: Callable[[], None]) -> None:
-        if act == self.restart:
-            act()
-            return
-        with self._acting:
-            act()
+    def all(self, every_s: float) -> dict[Callable[[], None], float]:
+        """Each, and how often, if something is done every so often (s)."""
+        acts = dict.fromkeys((self.checkpoint, self.rollback, self.retire), 3.5 * every_s)
+        return {**acts, self.restart: 7 * every_s} if self._kafka is not None else acts
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -75,15 +46,12 @@ class Operator:
             yield
         self._only_restarts = False
 
-    def close(self) -> None:
-        """Finish what has begun."""
-        self._end.set()
-        self._thread.join()
-        if self.failure is not None:
-            raise self.failure
-
-    def _admin(self) -> Admin:
-        return Admin(self._ground.bootstrap, topic=self._ground.coordination)
+    @contextmanager
+    def _admin(self) -> Iterator[Admin]:
+        if self._only_restarts:
+            raise KafkaUnavailableError("another operator is at work")
+        with self._acting, Admin(self._ground.bootstrap, topic=self._ground.coordination) as admin:
+            yield admin
 
     def checkpoint(self) -> None:
         """As ``kafka-marshal checkpoint --pin`` does."""

@@ -14,9 +14,9 @@ from kafka_marshal.admin import Admin
 from kafka_marshal.errors import AdminError, GroupPausedError, KafkaUnavailableError
 from tests.campaigns.chaos.fleet import Fleet
 from tests.campaigns.chaos.lines import Pen
-from tests.campaigns.checkpoints.check import Violation
 from tests.campaigns.checkpoints.ground import Ground
 from tests.campaigns.checkpoints.rows import Rows, retrying
+from tests.campaigns.frame import Violation
 
 __all__ = ["Undoing"]
 

@@ -1,17 +1,4 @@
-"""One worker of the campaign, as a user writes one: python -m tests.campaigns.modes.worker '{"bootstrap": …}'.
-
-It appends a line for each thing at once, so that it survives a kill; times are the monotonic clock, in seconds:
-
-| line | meaning |
-|---|---|
-| ``b KIND PARTITION OFFSET TIME`` | a message begins |
-| ``h KIND PARTITION OFFSET TIME`` | it was handled, and the member could still prove that it has it |
-| ``f KIND PARTITION OFFSET TIME`` | a try failed that is not the last |
-| ``p KIND PARTITION OFFSET TIME`` | its last try failed, or it was set aside by hand |
-| ``x KIND PARTITION OFFSET TIME`` | the member could not prove any more that it has it |
-| ``n`` | the poison message of this process comes next: kill -9 |
-| ``e TEXT`` | the worker ends by this error |
-"""
+"""A worker of any mode: it holds partitions whole, or shares them by keys or by batches."""
 
 from __future__ import annotations
 
@@ -21,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from kafka_marshal import Attempt, Consumer, GroupConsumer, LeaseLostError, Marshal, Retry, ShareConsumer
-from tests.campaigns.process import POISON, PoisonedProcess
+from tests.campaigns.process import POISON, Process
 
-__all__ = ["BAD", "ModesWorker"]
+__all__ = ["BAD", "Worker"]
 
 #: A message whose tries fail, until the folder has a file ``calm``.
 BAD = b"bad"
@@ -31,8 +18,8 @@ BAD = b"bad"
 RETRY = Retry(attempts=2, backoff=(0.001, 0.01))
 
 
-class ModesWorker(PoisonedProcess):
-    """All of a process. Its kind is one of ``ORDERED`` or ``UNORDERED`` (account)."""
+class Worker(Process):
+    """All of a process. Its kind is one of those of the account."""
 
     def live(self) -> None:
         with self.marshal() as marshal, self.consumer(marshal) as consumer:
@@ -107,7 +94,3 @@ class ModesWorker(PoisonedProcess):
             self.say("p" if attempt.is_last else "f", *place, ended)
             raise ValueError("bad")
         self.say("h", *place, ended)
-
-
-if __name__ == "__main__":
-    ModesWorker.main()

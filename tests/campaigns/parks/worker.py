@@ -1,22 +1,7 @@
-"""One worker of the campaign, as a user writes one: python -m tests.campaigns.parks.worker '{"bootstrap": …}'.
-
-It appends a line for each thing at once, so that it survives a kill; times are the monotonic clock, in seconds:
-
-| line | meaning |
-|---|---|
-| ``b PARTITION OFFSET TRY LAST TIME`` | a try begins (LAST: 1 if a failure is final) |
-| ``h PARTITION OFFSET TRY LAST TIME`` | it is handled, and the member could prove after TIME that it has the message |
-| ``f PARTITION OFFSET TRY LAST TIME`` | it failed |
-| ``x PARTITION OFFSET TRY LAST TIME`` | it has no effect: the member could not prove that |
-| ``n`` | the message kills this process next: kill -9 |
-| ``s OK TEXT`` | what ``health()`` says, when it was asked |
-| ``e TEXT`` | the worker ends by this error |
-"""
+"""A worker that sets messages aside. A line more than those of an account: ``s OK TEXT``, what ``health()`` says."""
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from pathlib import Path
@@ -25,11 +10,11 @@ from typing import Any
 from kafka_marshal import Attempt, Consumer, LeaseLostError, Marshal, Retry
 from tests.campaigns.process import Process
 
-__all__ = ["BAD", "FLAKY", "KILLER", "SLOW", "Worker"]
+__all__ = ["BAD", "FLAKY", "SLOW", "Worker"]
 
-#: Values of messages. Until the folder has a file ``calm``: it kills its process; it fails always, or twice; it takes
-#: longer than a heartbeat interval.
-KILLER, BAD, FLAKY, SLOW = b"killer", b"bad", b"flaky", b"slow"
+#: Values of messages. Until the folder has a file ``calm``: it fails always, or twice; it takes longer than a heartbeat
+#: interval. (POISON kills its process.)
+BAD, FLAKY, SLOW = b"bad", b"flaky", b"slow"
 
 
 class BadMessageError(Exception):
@@ -55,7 +40,7 @@ class Worker(Process):
         self.is_over.set()
 
     def consumer(self, marshal: Marshal) -> Consumer:
-        if self.job["kind"] == "claimed":
+        if self.job["kind"] == "run":
             return marshal.consumer([self.job["topic"]])
         session = 4 * self.job["hi_ms"]
         return marshal.group_consumer([self.job["topic"]], session_timeout_ms=session, allow_key_share=True)
@@ -70,28 +55,28 @@ class Worker(Process):
     def handle(self, message: Any) -> None:
         """The handler of ``run``."""
         attempt = Attempt.current()
-        place = message.partition(), message.offset(), attempt.number, int(attempt.is_last)
+        place = self.job["kind"], message.partition(), message.offset()
         self.say("b", *place, time.monotonic())
+        failure: Exception | None = None
         try:
             self.work_on(message, attempt.number)
-            now = time.monotonic()
+        except Exception as error:  # noqa: BLE001 - raised when it is written down
+            failure = error
+        ended = time.monotonic()
+        try:
             attempt.require()
         except LeaseLostError:
-            self.say("x", *place, time.monotonic())
+            self.say("x", *place, ended)
             raise
-        except Exception:
-            self.say("f", *place, time.monotonic())
-            raise
-        self.say("h", *place, now)
+        if failure is not None:
+            self.say("p" if attempt.is_last else "f", *place, ended)
+            raise failure
+        self.say("h", *place, ended)
 
     def work_on(self, message: Any, number: int) -> None:
         value, release = message.value(), self.job["release"]
-        is_calm = (self.folder / "calm").exists()
-        if value == KILLER and not is_calm:
-            self.say("n")
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.job["work_ms"]:
-            time.sleep(self.job["work_ms"] / 1000)
+        is_calm = self.calm.exists()
+        self.take_time(value, is_calm)
         if value == SLOW and not is_calm:
             time.sleep(1.2 * self.job["hi_ms"] / 1000)
         if (self.folder / "away").exists():
@@ -100,7 +85,3 @@ class Worker(Process):
             raise BadMessageError("it fails in this release")
         if value == FLAKY and not is_calm and number <= 2:
             raise ValueError("it works when it is tried again")
-
-
-if __name__ == "__main__":
-    Worker.main()

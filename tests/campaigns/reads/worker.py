@@ -1,8 +1,8 @@
-"""One process of the campaign, with several members: python -m tests.campaigns.reads.worker '{"bootstrap": …}'.
+"""One process with several members.
 
 Each member has a thread, and a range of keys of each partition. It opens a Marshal, works for some seconds, fast or
-slow, or takes nothing for a while, closes it, and opens the next. The lines are those of
-tests/campaigns/modes/worker.py; what was read together is appended to a file beside them, as ``HITS MISSES``.
+slow, or takes nothing for a while, closes it, and opens the next. What was read together is
+appended to a file beside the lines, as ``HITS MISSES``.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from kafka_marshal.client import shared_reads
 from kafka_marshal.errors import KafkaUnavailableError
 from tests.campaigns.process import Process
 
-__all__ = ["ReadsWorker"]
+__all__ = ["Worker"]
 
 #: How much is kept for others: all, or so little that the slow ones are left behind.
 KEPT = (200 * 2**20, 2**20, 200_000)
 
 
-class ReadsWorker(Process):
+class Worker(Process):
     """All of a process."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         super().__init__(job)
-        self.calm, self.ended = Path(job["calm"]), threading.Event()
-        self.kept = Random(job["seed"]).choice(KEPT) if job["shared"] else 0
+        self.ended = threading.Event()
+        self.kept = self.rng.choice(KEPT) if job["shared"] else 0
         self.open: list[Marshal] = []
 
     def live(self) -> None:
@@ -109,7 +109,3 @@ class ReadsWorker(Process):
             if not self.calm.exists() and rng.random() < 0.01:
                 time.sleep(rng.choice((0.3, 2.0)))
             del batch
-
-
-if __name__ == "__main__":
-    ReadsWorker.main()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sqlite3
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.campaigns.crew import Life
+from tests.campaigns.account import Lines
+from tests.campaigns.frame import Life
 
 __all__ = ["Account", "Span"]
 
@@ -28,11 +29,12 @@ class Span(NamedTuple):
     ended: float | None
 
 
-class Account:
-    """Judges what the workers have written down."""
+class Account(Lines):
+    """Judges what workers have written down that handle batches."""
 
     def __init__(self, written: dict[int, int]) -> None:
         """written: partition → number of messages."""
+        super().__init__()
         self._written = written
         #: Partition → the spans of all workers.
         self.spans: dict[int, list[Span]] = defaultdict(list)
@@ -40,25 +42,16 @@ class Account:
         #: Process, partition and token → what was set aside of that batch; and when processes were stopped.
         self._aside: dict[tuple[str, int, int], set[int]] = defaultdict(set)
         self._stops: dict[str, list[tuple[float, float]]] = {}
-        self.errors: list[str] = []
-        self.poisoned = self.dropped = self.refused = self.unavailable = 0
-        #: What the operator gave up; and where it set the group back to: partition → (position, stable before).
-        self.discarded: set[tuple[int, int]] = set()
+        self.refused = 0
+        #: What the operator redrove; and where it set the group back to: partition → (position, stable before).
         self.redriven: Counter[tuple[int, int]] = Counter()
         self.repositions: dict[int, list[tuple[int, int]]] = defaultdict(list)
 
-    def read(self, life: Life) -> None:
-        """Read one process's lines."""
+    def of_life(self, life: Life, lines: Iterable[tuple[str, list[str]]]) -> None:
         begun: dict[tuple[int, int, int], tuple[int, int, float]] = {}
         self._stops[life.out.stem] = life.stops
-        for what, *rest in (line.split(" ") for line in life.out.read_text().splitlines() if line):
-            if what == "e" and rest[0] != "KafkaUnavailableError:":  # it was started while no broker was there
-                self.errors.append(f"{life.name}: {' '.join(rest)}")
-            elif what == "e":
-                self.unavailable += 1
-            elif what == "n":
-                self.poisoned += 1
-            elif what == "p":
+        for what, rest in lines:
+            if what == "p":
                 self.parked.add((int(rest[0]), int(rest[1])))
                 if int(rest[2]) >= 0:  # of run: a try that fails, and its line says so
                     self._aside[life.out.stem, int(rest[0]), int(rest[2])].add(int(rest[1]))
@@ -69,7 +62,6 @@ class Account:
                 if what == "b":
                     begun[place] = last, count, at
                     continue
-                self.dropped += what == "x"
                 last, count, began = begun.pop(place)
                 self.spans[partition].append(
                     Span(life.out.stem, first, last, token, count, began, at if what == "h" else None)

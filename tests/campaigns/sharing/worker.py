@@ -1,6 +1,4 @@
-"""One worker of the campaign, as a user writes one: python -m tests.campaigns.sharing.worker '{"bootstrap": …}'.
-
-It appends a line for each thing at once, so that it survives a kill; times are the monotonic clock, in seconds:
+"""A worker that shares partitions by batches. Its lines:
 
 | line | meaning |
 |---|---|
@@ -9,8 +7,6 @@ It appends a line for each thing at once, so that it survives a kill; times are 
 | ``x PARTITION FIRST LAST TOKEN COUNT TIME`` | it was dropped: the member could not |
 | ``r PARTITION FIRST LAST TOKEN COUNT TIME`` | the sink refused it: another holder came, or a reposition |
 | ``p PARTITION OFFSET TOKEN`` | a message of it was set aside |
-| ``n`` | the poison message of this process comes next: kill -9 |
-| ``e TEXT`` | the worker ends by this error |
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from typing import Any
 from kafka_marshal import Attempt, LeaseLostError, Retry, ShareConsumer, SharedBatch
 from kafka_marshal.errors import SinkError, StaleEpochError
 from kafka_marshal.sinks import SqliteSink
-from tests.campaigns.process import PoisonedProcess
+from tests.campaigns.process import Process
 
 __all__ = ["INSERT", "Worker"]
 
@@ -31,7 +27,7 @@ INSERT = "INSERT INTO rows (place, at, token) VALUES (?, ?, ?)"
 PARKING = 0.0003
 
 
-class Worker(PoisonedProcess):
+class Worker(Process):
     """All of a process."""
 
     def __init__(self, job: dict[str, Any]) -> None:
@@ -118,7 +114,3 @@ class Worker(PoisonedProcess):
             self.say("r" if isinstance(error, StaleEpochError) else "x", *place, time.monotonic())
             raise
         self.say("h", *place, time.monotonic())
-
-
-if __name__ == "__main__":
-    Worker.main()

@@ -1,11 +1,18 @@
-"""A campaign: workers killed or stopped at each step of a transaction, then a time without faults, then the check."""
+"""Exactly once into Kafka: workers killed or stopped at each step of a transaction, then a time without faults.
+
+A read_committed reader finds each output once and in order. Half of the kills are in a claimed group, half in a
+coordinated one.
+"""
 
 from __future__ import annotations
 
+import argparse
 import time
 import uuid
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -15,13 +22,13 @@ from kafka_marshal.testing import RunningKafka
 from kafka_marshal.testing.fail_points import CallMoment, points_of
 from tests.campaigns.chaos.fleet import Fleet, Place
 from tests.campaigns.chaos.worker import Job as PlainJob
-from tests.campaigns.on_a_broker import Say, run_on_a_broker
-from tests.campaigns.transactions.check import Partition, Violation, check
+from tests.campaigns.frame import Operator, Result, Say, Schedule, Violation, run_on_a_broker
+from tests.campaigns.transactions.check import Partition, check
 from tests.campaigns.transactions.ground import Ground, Reader, Writer
-from tests.campaigns.transactions.operator import Operator
+from tests.campaigns.transactions.operator import Acts
 from tests.campaigns.transactions.worker import KINDS, WORKER, Job
 
-__all__ = ["Options", "Result", "make_ground", "run_campaign"]
+__all__ = ["Options", "TransactionsResult", "add_arguments", "make_ground", "run_campaign", "runs"]
 
 CPS = 2
 PARTITIONS = 4
@@ -62,47 +69,26 @@ class Options:
 
 
 @dataclass(slots=True)
-class Result:
+class TransactionsResult(Result):
     """What came of it."""
 
-    options: Options
-    violations: list[Violation]
-    seconds: float
-    kills: int
-    points: dict[str, int]
-    stops: int
-    operator: dict[str, int]
-    written: int
-    outputs: int
-    letters: int
-    folder: str = ""
+    coordinated: bool = False
+    points: dict[str, int] = field(default_factory=dict)
 
     @property
     def unmet(self) -> list[str]:
         """Fail points at which no worker died."""
-        without = NOT_COORDINATED if self.options.coordinated else NOT_CLAIMED
+        without = NOT_COORDINATED if self.coordinated else NOT_CLAIMED
         return [name for name in POINTS if not self.points.get(name) and not any(x in name for x in without)]
 
-    def tell(self) -> str:
-        """One line of figures."""
-        kind = "coordinated" if self.options.coordinated else "claimed"
-        acts = ", ".join(f"{name} {times}" for name, times in sorted(self.operator.items()))
-        return (
-            f"transactions, {kind} group: {self.kills} kills in {self.seconds / 60:.1f} min, "
-            f"{sum(self.points.values())} at {len(set(POINTS) & set(self.points))} of {len(POINTS)} fail points; "
-            f"{self.stops} stops; {acts}; {self.written} inputs, {self.outputs} outputs, {self.letters} dead letters, "
-            f"{len(self.violations)} violations; seed {self.options.seed}"
-        )
+    def details(self) -> Iterator[str]:
+        yield from (f"{times:6} {name}" for name, times in self.points.items())
+        if self.unmet:
+            yield f"nobody died at: {', '.join(self.unmet)}"
+        yield from Result.details(self)
 
     def to_json(self) -> dict[str, object]:
-        """For a file."""
-        return {
-            "line": self.tell(),
-            "options": asdict(self.options),
-            "points": {name: self.points.get(name, 0) for name in POINTS},
-            "operator": self.operator,
-            "violations": [str(each) for each in self.violations],
-        }
+        return {**Result.to_json(self), "points": {name: self.points.get(name, 0) for name in POINTS}}
 
 
 def make_ground(bootstrap: str, partitions: int = PARTITIONS) -> Ground:
@@ -133,9 +119,11 @@ class _Campaign:
         without = NOT_COORDINATED if options.coordinated else NOT_CLAIMED
         self.fleet = Fleet(self._places(), folder, self.rng, without, kinds=KINDS, module=WORKER)
         self.fleet.arrange = self._arrange
-        self.operator = Operator(
-            self.ground, self.reader, Random(options.seed + 2), options.operator_every_s, kafka if restarts else None
-        )
+        rng = Random(options.seed + 2)
+        self.acts = Acts(self.ground, self.reader, rng, kafka if restarts else None)
+        every = dict.fromkeys(self.acts.all(), options.operator_every_s * len(self.acts.all()))
+        self.operator = Operator(Schedule(every, rng, self.acts.counts, say, is_counted=True))
+        self.operator.start()
 
     def _places(self) -> list[Place]:
         ground, options = self.ground, self.options
@@ -162,13 +150,14 @@ class _Campaign:
             for number, kind in enumerate(options.workers, 1)
         ]
 
-    def run(self) -> Result:
+    def run(self) -> TransactionsResult:
         """All of it."""
         try:
             self.fleet.wait_until_ready(READY_S)
             began = time.monotonic()
             self._faults(began)
             self.operator.close()
+            self.acts.close()
             self.writer.close()
             self.reader.last = self.writer.last
             self._peace()
@@ -178,26 +167,27 @@ class _Campaign:
         finally:
             self.fleet.close()
         self.violations += [Violation("worker", text) for text in self.fleet.unexplained]
-        self.violations += self.operator.violations
+        self.violations += self.acts.violations
         reader = Reader(self.ground)  # from the beginning, apart from the one that was there all the time
         while reader.read(3.0):
             pass
         partitions = {
-            partition: Partition(reader.inputs[partition], self.operator.restarts[partition])
+            partition: Partition(reader.inputs[partition], self.acts.restarts[partition])
             for partition in range(self.ground.partitions)
         }
         self.violations += check(partitions, reader.found())
-        result = Result(
-            self.options,
+        ends, kind = self.fleet.counts, "coordinated" if self.options.coordinated else "claimed"
+        counts = self.acts.counts + Counter({"kills": ends.kills, "at fail points": ends.points.total()})
+        counts += Counter({"stops": ends.stops, "inputs": self.writer.written})
+        counts += Counter({"outputs": sum(map(len, reader.ordered.values())), "letters": len(reader.found().letters)})
+        result = TransactionsResult(
+            f"transactions, {kind} group",
+            self.options.seed,
             self.violations,
             seconds,
-            self.fleet.counts.kills,
-            dict(sorted(self.fleet.counts.points.items())),
-            self.fleet.counts.stops,
-            dict(sorted(self.operator.counts.items())),
-            self.writer.written,
-            sum(map(len, reader.ordered.values())),
-            len(reader.found().letters),
+            counts=counts,
+            coordinated=self.options.coordinated,
+            points=dict(sorted(ends.points.items())),
         )
         reader.close()
         self.reader.close()
@@ -209,14 +199,14 @@ class _Campaign:
         while fleet.counts.kills < options.kills and (now := time.monotonic()) < began + options.most_s:
             fleet.turn()
             self._stopped(now)
-            if now >= due and not self.operator.none_stopped.is_set():
+            if now >= due and not self.acts.none_stopped.is_set():
                 fleet.stop_one(self.hi_s * self.rng.uniform(2.2, 5.0))
                 due = now + options.stop_every_s * self.rng.uniform(0.5, 1.5)
             self.reader.read(0.0)
             if now > told + 10:
                 told = now
                 outputs = sum(map(len, self.reader.ordered.values()))
-                acts = dict(self.operator.counts)
+                acts = dict(self.acts.counts)
                 self.say(f"{now - began:.0f} s: {fleet.counts.kills} kills, {outputs} outputs, {acts}")
             time.sleep(0.02)
 
@@ -228,7 +218,7 @@ class _Campaign:
                 place.stopped_until = now + self.hi_s * self.rng.uniform(2.2, 5.0)
                 place.kill_at = place.stopped_until + 5.0
                 self.fleet.counts.stops += 1
-            if place.stopped_until and self.operator.none_stopped.is_set():
+            if place.stopped_until and self.acts.none_stopped.is_set():
                 place.stopped_until = now
 
     def _arrange(self, job: PlainJob) -> PlainJob:
@@ -257,10 +247,37 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-def run_campaign(options: Options, kafka: RunningKafka | None = None, *, say: Say = lambda _: None) -> Result:
+def run_campaign(
+    options: Options, kafka: RunningKafka | None = None, *, say: Say = lambda _: None
+) -> TransactionsResult:
     """Run it, on a separate broker, which is killed, too; or on one that is not."""
 
-    def run(folder: Path, broker: RunningKafka, restarts: bool) -> Result:
+    def run(folder: Path, broker: RunningKafka, restarts: bool) -> TransactionsResult:
         return _Campaign(options, folder, broker, restarts, say).run()
 
     return run_on_a_broker("transactions", run, kafka, options.keep, say)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of its command."""
+    parser.add_argument("--kills", type=int, default=300, help="of workers (300)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="most for each kind of group (60)")
+    parser.add_argument("--only", choices=("claimed", "coordinated"), help="one kind of group")
+    parser.add_argument("--workers", default="blocks,run,blocks", help="the kind of each (blocks,run,blocks)")
+    parser.add_argument("--heartbeat-interval-ms", type=int, default=400, help="HI (400)")
+
+
+def runs(chosen: argparse.Namespace, say: Say) -> Iterator[TransactionsResult]:
+    """What the command runs."""
+    kinds = [chosen.only] if chosen.only else ["claimed", "coordinated"]
+    for kind in kinds:
+        options = Options(
+            kills=chosen.kills // len(kinds),
+            seed=chosen.seed,
+            coordinated=kind == "coordinated",
+            workers=tuple(chosen.workers.split(",")),
+            heartbeat_interval_ms=chosen.heartbeat_interval_ms,
+            most_s=chosen.minutes * 60,
+            keep=chosen.keep,
+        )
+        yield run_campaign(options, say=say)

@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Input", "Output", "Partition", "Read", "Violation", "check", "check_order"]
+from tests.campaigns.frame import Violation
+
+__all__ = ["Input", "Output", "Partition", "Read", "check", "check_order"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +33,6 @@ class Output:
     #: False: by a try that failed, or in a block that raised.
     counts: bool = True
     who: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A promise that was broken."""
-
-    promise: str
-    what: str
-
-    def __str__(self) -> str:
-        """One line."""
-        return f"{self.promise}: {self.what}"
 
 
 @dataclass(slots=True)

@@ -9,16 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 
-from confluent_kafka import KafkaException
-
 from kafka_marshal.admin import Admin, Pause
 from kafka_marshal.engine.work.topic_mark import KAFKA_COUNTS
-from kafka_marshal.errors import AdminError, KafkaUnavailableError
+from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.testing import RunningKafka
-from tests.campaigns.transactions.check import Violation
+from tests.campaigns.frame import Violation
 from tests.campaigns.transactions.ground import Ground, Offsets, Reader
 
-__all__ = ["Operator"]
+__all__ = ["Acts"]
 
 #: How far a reposition goes at most.
 JUMP = 60
@@ -27,62 +25,39 @@ JUMP = 60
 WATCHED_S = 3.0
 
 
-class Operator:
-    """Does one thing after another in a thread."""
+class Acts:
+    """What is done to the group; each waits until a worker has begun."""
 
-    def __init__(self, ground: Ground, reader: Reader, rng: Random, every_s: float, kafka: RunningKafka | None) -> None:
+    def __init__(self, ground: Ground, reader: Reader, rng: Random, kafka: RunningKafka | None) -> None:
         """kafka: restarted from time to time; None: never."""
         #: Partition → where the group was set to, in order.
         self.restarts: dict[int, list[int]] = defaultdict(list)
         self.counts: Counter[str] = Counter()
         self.violations: list[Violation] = []
-        self.failure: Exception | None = None
         #: While it is set, no worker may be stopped: a stopped owner would overwrite a foreign commit.
         self.none_stopped = threading.Event()
         self._ground = ground
         self._reader = reader
         self._rng = rng
-        self._every_s = every_s
         self._kafka = kafka
         self._offsets = Offsets(ground)
         #: Partitions whose offset in Kafka counts. (Without the mark the next owner sets it, whatever it is.)
         self._marked: list[int] = []
-        self._end = threading.Event()
-        self._acts: list[Callable[[], None]] = [self.backwards, self.forwards, self.drop, self.foreign]
-        if kafka is not None:
-            self._acts.append(self.restart)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
 
-    def _run(self) -> None:
-        number = self._rng.randrange(len(self._acts))
-        while not self._end.wait(self._every_s * self._rng.uniform(0.7, 1.3)):
-            act = self._acts[number % len(self._acts)]
-            number += 1
-            try:
-                if not self._has_begun():
-                    continue
-                act()
-            except (AdminError, KafkaException, KafkaUnavailableError) as error:
-                self.counts[f"{act.__name__}: {type(error).__name__}"] += 1
-            except Exception as error:  # noqa: BLE001 - raised by close()
-                self.failure = error
-                return
-            else:
-                self.counts[act.__name__] += 1
-
-    def _has_begun(self) -> bool:
-        """Whether a worker has begun: an operator's positions of an unknown group would make it a claimed one."""
-        with Admin(self._ground.bootstrap, topic=self._ground.coordination) as admin:
-            return bool(admin.progress(self._ground.group))
+    def all(self) -> list[Callable[[], None]]:
+        """One after the other."""
+        acts = [self.backwards, self.forwards, self.drop, self.foreign]
+        return [*acts, self.restart] if self._kafka is not None else acts
 
     def close(self) -> None:
-        """Finish what has begun."""
-        self._end.set()
-        self._thread.join()
+        """Nothing is under way."""
         self._offsets.close()
-        if self.failure is not None:
-            raise self.failure
+
+    def _begun(self, admin: Admin) -> Admin:
+        """When a worker has begun: an operator's positions of an unknown group would make it a claimed one."""
+        if not admin.progress(self._ground.group):
+            raise KafkaUnavailableError("no worker has begun")
+        return admin
 
     @contextmanager
     def _paused(self) -> Iterator[tuple[Pause, dict[int, int]]]:
@@ -90,7 +65,7 @@ class Operator:
         ground = self._ground
         with (
             Admin(ground.bootstrap, topic=ground.coordination) as admin,
-            admin.pause(ground.group, expires_in=60) as pause,
+            self._begun(admin).pause(ground.group, expires_in=60) as pause,
         ):
             pause.wait_released(30)
             following = dict.fromkeys(range(ground.partitions), 0)
