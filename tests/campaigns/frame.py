@@ -70,7 +70,7 @@ Say = Callable[[str], object]
 
 
 class StuckError(Exception):
-    """The campaign can't go on: what is stuck is its last violation."""
+    """The campaign ends here: what is stuck is its last violation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,7 +490,7 @@ class Campaign(Generic[SettingsT]):
         self.counts["restarts"] += 1
 
     def befall(self) -> None:
-        """Faults, as long as they go on."""
+        """Faults, until ``goes_on`` says that there are no more."""
         schedule, told = Schedule(self.faults(), self.rng, self.counts, self.say), time.monotonic()
         while self.goes_on() and self.operator.failure is None and not self._failures:
             self.tend()

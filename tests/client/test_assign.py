@@ -18,25 +18,19 @@ import pytest
 from confluent_kafka import Producer
 
 from kafka_marshal import (
-    Admin,
     Balanced,
     ConfigurationError,
     Consumer,
     KeyRangeError,
     Marshal,
     Message,
-    Retry,
     aio,
 )
-from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.client.shared_reads import kept_bytes
 from kafka_marshal.errors import ForkedError
-from kafka_marshal.node.coordination_topic import required_settings
-from rationalizer import Upgrade, encode, key_hash
+from rationalizer import key_hash
 from rationalizer.limits import MAX_KEY_HASH
-from rationalizer.marker import marker
 from tests.client.conftest import HI, Scene, Worker, wait_until
-from tests.faults.stories import member
 
 KEYS = 40
 HALF = MAX_KEY_HASH // 2
@@ -117,43 +111,6 @@ def test_two_halves_do_all_once_and_a_standby_takes_over_after_a_kill_and_after_
     publish(scene, topic, 400, 100)
     wait_until(lambda: set(offsets(high, low, standby, second)) == set(range(500)))
     assert Counter(offsets(high, low, standby, second)) == Counter(range(500))
-
-
-def test_t4_a_pod_that_was_stopped_for_long_starts_nothing_that_others_have(scene: Scene, tmp_path: Path) -> None:
-    topic = scene.topic(1)
-    publish(scene, topic, 0, 2_000)
-    zombie = scene.worker("zombie", topic, tmp_path, spans=[LOW], pause_s=0.004)
-    wait_until(lambda: len(offsets(zombie)) > 20)
-    zombie.stop()
-    stopped = time.time()
-    standby = scene.worker("standby", topic, tmp_path, spans=[LOW], pause_s=0.001)
-    wait_until(lambda: set(offsets(zombie, standby)) >= set(of([LOW], 2_000)))
-    zombie.go_on()
-    stays(lambda: set(offsets(zombie, standby)) >= set(of([LOW], 2_000)), 3 * HI)
-    publish(scene, topic, 2_000, 100)
-    wait_until(lambda: set(offsets(zombie, standby)) >= set(of([LOW], 2_100)))
-    late = [line for line in zombie.lines() if line["what"] == "handled" and line["at"] > stopped + 2 * HI / 1000]
-    assert len(late) <= 1, "the message in its hand, at most, is said to be handled after the stop"
-    assert "lost" in {line["what"] for line in zombie.lines()}
-
-
-def test_pods_that_overlap_never_both_work_and_ranges_change_by_closing(scene: Scene) -> None:
-    topic = scene.topic(1)
-    publish(scene, topic, 0, 100)
-    one, two = (scene.member(name, max_bytes_shared_reads=2**20) for name in ("one", "two"))
-    left = one.assign({(topic, 0): [(0, HALF)]})
-    assert sorted(take(left, len(of([(0, HALF)], 100)))) == of([(0, HALF)], 100)
-    right = two.assign({(topic, 0): [(HALF // 2, MAX_KEY_HASH)]})
-    assert right.poll(3 * HI / 1000) is None
-    assert right.assignment() == []
-    left.close()
-    third, rest = (0, HALF // 2 - 1), (HALF // 2, MAX_KEY_HASH)
-    left = one.assign({(topic, 0): [third]})
-    publish(scene, topic, 100, 100)
-    found = take(right, len(of([HIGH], 100)) + len(of([rest], 200, 100)))
-    assert sorted(found) == sorted(of([HIGH], 100) + of([rest], 200, 100)), "what was done of other keys is known"
-    assert sorted(take(left, len(of([third], 200, 100)))) == of([third], 200, 100)
-    wait_until(lambda: left.committed([(topic, 0)], ranges=True)[0].stable == 199, 30)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -268,64 +225,6 @@ def _first(shared: Any, seconds: float) -> Iterable[int]:
         time.sleep(0.05)
 
 
-def test_open_messages_of_a_batch_are_named_and_a_worker_that_holds_it_whole_clears_the_way(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
-    topic = scene.topic(1)
-    publish(scene, topic, 0, 40)
-    sharer, other = scene.member("m"), scene.member("other")
-    with sharer.consumer([topic], shared_batches=True) as shared:
-        batch = next(iter(shared.batches(max_messages=10)))
-        batch.give_back()
-    low = other.assign({(topic, 0): [LOW]})
-    wait_until(lambda: "shared it by batches" in caplog.text)
-    assert low.poll(HI / 1000) is None
-    with sharer.consumer([topic]) as whole:
-        assert sorted(take(whole, 40)) == list(range(40))
-    publish(scene, topic, 40, 40)
-    assert sorted(take(low, len(of([LOW], 80, 40)))) == of([LOW], 80, 40)
-
-
-def test_run_by_key_parks_and_a_redriven_message_goes_to_the_pod_with_its_key(scene: Scene) -> None:
-    topic = scene.topic(1)
-    publish(scene, topic, 0, 80)
-    bad = {of([LOW], 80)[3], of([HIGH], 80)[3]}
-    pods = [scene.member("low"), scene.member("high")]
-    consumers = [pod.assign({(topic, 0): [span]}) for pod, span in zip(pods, (LOW, HIGH), strict=True)]
-    handled: list[tuple[int, int]] = []
-    is_mended = False
-
-    def handle_of(number: int) -> Any:
-        def handle(message: Any) -> None:
-            if message.offset() in bad and not is_mended:
-                raise ValueError("poison")
-            handled.append((number, message.offset()))
-
-        return handle
-
-    threads = [
-        Thread(target=consumer.run, args=(handle_of(number),), kwargs={"retry": Retry(2, (0.01, 0.01)), "park": True})
-        for number, consumer in enumerate(consumers)
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        wait_until(lambda: len(handled) == 78)
-        admin = Admin(scene.bootstrap, topic=scene.coordination)
-        wait_until(lambda: {each.offset for each in admin.open_messages(scene.group) if each.state == "parked"} == bad)
-        is_mended = True
-        admin.redrive(scene.group, [(topic, 0, offset) for offset in bad])
-        wait_until(lambda: len(handled) == 80)
-    finally:
-        for consumer in consumers:
-            consumer.stop()
-        for thread in threads:
-            thread.join()
-    assert Counter(offset for _, offset in handled) == Counter(range(80))
-    assert sorted(offset for number, offset in handled if number == 0) == of([LOW], 80)
-    wait_until(lambda: not admin.open_messages(scene.group))
-
-
 def test_two_pods_of_an_event_loop_do_all_once(scene: Scene) -> None:
     """One iterates, the others run handlers by key; what one leaves at its close the standby takes."""
     topic, got = scene.topic(1), Counter[int]()
@@ -397,18 +296,6 @@ def test_what_contradicts_assign_is_refused_with_the_right_form(scene: Scene) ->
     with pytest.raises(ConfigurationError, match=r"\[3\] does not exist"):
         made.assign({(topic, 3): []})
     made.assign(wanted).close()
-
-
-def test_below_level_4_the_command_is_named() -> None:
-    cluster = MemoryCluster()
-    cluster.create_topic("__marshal", 1, 1, required_settings(1), 10)
-    for record in (marker("init-1", 1), Upgrade("x", "admin", "any", 3)):
-        cluster.broker.produce("__marshal", 0, encode(record))
-    with (
-        member(cluster) as made,
-        pytest.raises(ConfigurationError, match="kafka-marshal upgrade"),
-    ):
-        made.assign({("t", 0): [LOW]})
 
 
 def test_kip_error_89_an_ordered_topic_is_shared_in_no_way(scene: Scene) -> None:

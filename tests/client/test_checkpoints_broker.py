@@ -18,7 +18,6 @@ from kafka_marshal import Admin, CheckpointPolicy, Restore
 from kafka_marshal.checkpoints import Folder
 from tests.cli.harness import Command
 from tests.client.conftest import Scene, Worker, wait_until
-from tests.client.counting import Ledger, counted
 
 SESSION = 1_500
 PARTITIONS = 4
@@ -102,57 +101,6 @@ def owns(worker: Worker) -> set[int]:
 def shared(*workers: Worker) -> bool:
     held = [owns(worker) for worker in workers]
     return sorted(partition for each in held for partition in each) == list(range(PARTITIONS)) and all(held)
-
-
-def test_a_life_of_deploys_kills_freezes_and_rollbacks(counting: Counting) -> None:
-    """One story, as each start of a process takes a second; the state is exact after each chapter."""
-    counting.produce(50)
-    a, b = counting.start("a", pause_s=0.002), counting.start("b")
-    wait_until(lambda: shared(a, b))
-    counting.produce(50)
-    # A deploy: it leaves in order, and starts again.
-    assert a.terminate() == 0
-    counting.produce(50)
-    a = counting.start("a")
-    wait_until(lambda: shared(a, b))
-    counting.await_saved()
-    assert counting.repeated() == set()
-    assert {line["why"] for line in counting.said("restored")} <= {"joined", "handed_over"}
-    # Killed, and not started again: its pieces go to the other, which restores nothing else.
-    lost, before = owns(b), len(restored(a))
-    b.kill()
-    counting.produce(50)
-    wait_until(lambda: shared(a))
-    assert {("lost", partition) for partition in lost} == set(restored(a)[before:])
-    assert counting.repeated() <= lost
-    # Killed, and started again under its name: at once.
-    a.kill()
-    a = counting.start("a")
-    c = counting.start("c")
-    wait_until(lambda: shared(a, c))
-    counting.produce(50)
-    # Frozen for longer than its session: when it wakes, nothing of it counts.
-    frozen, before = owns(c), len(restored(a))
-    c.stop()
-    wait_until(lambda: shared(a))
-    assert {("lost", partition) for partition in frozen} == set(restored(a)[before:])
-    c.go_on()
-    wait_until(lambda: any(line["what"] == "dropped" for line in c.lines()))
-    wait_until(lambda: shared(a, c))
-    counting.await_saved()
-    # The store fails once, and a program rolls back.
-    a.process.send_signal(signal.SIGUSR2)
-    counting.produce(50)
-    wait_until(lambda: counting.said("failed"))
-    a.process.send_signal(signal.SIGUSR1)
-    counting.produce(50)  # it rolls back with its next message
-    wait_until(lambda: sum(line["why"] == "rollback" for line in counting.said("restored")) == PARTITIONS)
-    counting.await_saved()
-    for worker in (a, c):
-        assert worker.terminate() == 0
-    ledger = Ledger(Folder(counting.states))
-    counting.read(ledger.restore)
-    assert counted([ledger]) == dict.fromkeys(((p, o) for p in range(PARTITIONS) for o in range(counting.messages)), 1)
 
 
 def test_the_example_counts_exactly(counting: Counting) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -18,7 +17,6 @@ from kafka_marshal import (
     ConfigurationError,
     Consumer,
     Delivery,
-    MaxClaims,
     PositionLostError,
     TopicPartition,
 )
@@ -58,22 +56,6 @@ def test_the_message_at_an_exception_comes_again(scene: Scene) -> None:
                 if message.offset() == 2:
                     raise ZeroDivisionError
         assert [m.offset() for m in islice(consumer, 3)] == [2, 3, 4]
-
-
-def test_p6_done_in_any_order_survives_a_restart(scene: Scene) -> None:
-    topic = scene.topic(1, 12)
-    a = scene.member("a")
-    consumer = a.consumer([topic])
-    messages = consumer.consume(10, timeout=10)
-    assert [m.offset() for m in messages] == list(range(10))
-    for message in (messages[8], messages[0], messages[3], messages[4]):
-        consumer.done(message)
-    consumer.close()
-    info = a.world.lease(topic, 0)
-    assert info is not None
-    assert (info.stable, info.ranges) == (0, ((3, 4), (8, 8)))
-    b = scene.member("b").consumer([topic])
-    assert [offset for _, offset in take(b, 8)] == [1, 2, 5, 6, 7, 9, 10, 11]
 
 
 def test_batches_are_of_one_partition_and_done_when_said(scene: Scene) -> None:
@@ -146,85 +128,6 @@ def test_lists_of_messages_are_the_callers_own(scene: Scene, delivery: Delivery)
             consumer.done(message)
         assert take(consumer, 20) == [(0, offset) for offset in range(40, 60)]
     assert [lease.stable for lease in a.world.leases()] == [59]
-
-
-@pytest.mark.parametrize("claim_ahead", [False, True])
-def test_c13_at_most_once_delivers_each_message_once(scene: Scene, claim_ahead: bool) -> None:
-    topic = scene.topic(2, 50)
-    a = scene.member("a")
-    consumer = a.consumer([topic], delivery="at-most-once", batch_size=20, claim_ahead=claim_ahead)
-    got = [consumer.poll(10) for _ in range(25)]
-    assert a.world.wait_for(lambda world: any(lease.granted is not None for lease in world.leases()), 5)
-    consumer.close()
-    reported = sum(last - first + 1 for _, _, first, last in consumer.unprocessed)
-    b = scene.member("b").consumer([topic], delivery="at-most-once", batch_size=20)
-    rest = [b.poll(10) for _ in range(100 - 25 - reported)]
-    assert b.poll(0.3) is None
-    places = Counter((m.partition(), m.offset()) for m in got + rest if m is not None)
-    assert len(places) == 100 - reported
-    assert set(places.values()) == {1}
-
-
-def test_balanced_members_share_and_take_over(scene: Scene) -> None:
-    topic = scene.topic(6, 10)
-    a, b = scene.member("a"), scene.member("b")
-    first = a.consumer([topic])
-    wait_until(lambda: len(first.assignment()) == 6)
-    second = b.consumer([topic])
-    wait_until(lambda: (len(first.assignment()), len(second.assignment())) == (3, 3))
-    a.close()
-    wait_until(lambda: len(second.assignment()) == 6)
-
-
-def test_max_claims(scene: Scene) -> None:
-    topic = scene.topic(5, 1)
-    consumer = scene.member("a").consumer([topic], policy=MaxClaims(2))
-    wait_until(lambda: len(consumer.assignment()) == 2)
-    take(consumer, 2)
-    assert len(consumer.assignment()) == 2
-
-
-def test_callbacks_come_in_order_and_revoke_before_release(scene: Scene) -> None:
-    topic = scene.topic(1, 5)
-    a = scene.member("a")
-    told: list[tuple[str, list[TopicPartition]]] = []
-
-    def revoked(consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        told.append(("revoke", partitions))
-        assert a.world.lease(topic, 0).client_id == "a"  # type: ignore[union-attr]
-
-    consumer = a.consumer([topic], on_assign=lambda _, p: told.append(("assign", p)), on_revoke=revoked)
-    take(consumer, 5)
-    consumer.close()
-    assert [what for what, _ in told] == ["assign", "revoke"]
-    assert told[0][1][0][:3] == (topic, 0, 0)
-    assert a.world.lease(topic, 0).client_id is None  # type: ignore[union-attr]
-
-
-def test_close_takes_less_than_a_second(scene: Scene) -> None:
-    topic = scene.topic(6, 10)
-    a = scene.member("a")
-    consumer = a.consumer([topic])
-    take(consumer, 60)
-    began = time.monotonic()
-    a.close()
-    # Not a measurement: close() must release within a second, and this fails only far above it.
-    assert time.monotonic() - began < 5
-    b = scene.member("b")
-    assert [(lease.client_id, lease.stable) for lease in b.world.leases()] == [(None, 9)] * 6
-
-
-def test_handler_timeout_costs_the_lease(scene: Scene) -> None:
-    topic = scene.topic(1, 5)
-    lost = threading.Event()
-    a = scene.member("a")
-    consumer = a.consumer([topic], handler_timeout=0.3, on_lost=lambda *_: lost.set())
-    message = consumer.poll(10)
-    assert message is not None
-    assert lost.wait(10)
-    consumer.done(message)
-    assert consumer.ignored_done == 1
-    assert [offset for _, offset in take(consumer, 5)] == [0, 1, 2, 3, 4]
 
 
 def test_close_returns_when_all_callbacks_have(scene: Scene) -> None:
@@ -321,17 +224,6 @@ def test_consume_does_not_wait_for_more_with_what_is_to_be_released(
         assert sorted(got + take(other, 3)) == [(partition, offset) for partition in (0, 1) for offset in range(3)]
 
 
-def test_pause_and_resume_keep_the_lease(scene: Scene) -> None:
-    topic = scene.topic(1, 10)
-    consumer = scene.member("a").consumer([topic])
-    take(consumer, 2)
-    consumer.pause()
-    assert consumer.poll(0.3) is None
-    assert len(consumer.assignment()) == 1
-    consumer.resume()
-    assert take(consumer, 8) == [(0, offset) for offset in range(2, 10)]
-
-
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
 @pytest.mark.parametrize("way", ["iterate", "poll", "batches"])
 def test_nothing_comes_of_a_paused_partition_until_it_is_resumed(scene: Scene, delivery: Delivery, way: str) -> None:
@@ -369,19 +261,6 @@ def one_by_one(consumer: Consumer, way: str) -> Iterator[tuple[int, int]]:
             batch.done()
 
 
-def test_seek_goes_forward_only(scene: Scene) -> None:
-    topic = scene.topic(1, 10)
-    a = scene.member("a")
-    consumer = a.consumer([topic])
-    take(consumer, 1)
-    consumer.seek(topic, 0, 7)
-    assert take(consumer, 3) == [(0, 7), (0, 8), (0, 9)]
-    with pytest.raises(ConfigurationError, match="go back"):
-        consumer.seek(topic, 0, 0)
-    consumer.close()
-    assert a.world.lease(topic, 0).stable == 9  # type: ignore[union-attr]
-
-
 def test_a_seek_beyond_the_logs_end_is_refused_unless_forced(scene: Scene) -> None:
     topic = scene.topic(1, 10)
     a = scene.member("a")
@@ -393,17 +272,6 @@ def test_a_seek_beyond_the_logs_end_is_refused_unless_forced(scene: Scene) -> No
     consumer.seek(topic, 0, 12, force=True)
     consumer.close()
     assert a.world.lease(topic, 0).stable == 11  # type: ignore[union-attr]
-
-
-def test_p9_start_latest_skips_what_is_there_and_is_kept(scene: Scene) -> None:
-    topic = scene.topic(1, 10)
-    a = scene.member("a")
-    consumer = a.consumer([topic], start="latest")
-    assert a.world.wait_for(lambda world: (x := world.lease(topic, 0)) and x.stable == 9, 10)
-    consumer.close()
-    scene.publish(topic, 1, 3)
-    again = scene.member("b").consumer([topic], start="latest")
-    assert take(again, 3) == [(0, 10), (0, 11), (0, 12)]
 
 
 @pytest.mark.parametrize(("seen_ms", "first"), [(1, 0), (3_600_000, 3)])
@@ -479,23 +347,6 @@ def test_topics_by_pattern_and_topics_made_later(scene: Scene) -> None:
     scene.cluster.create_topic(f"{topic}-later", 2, 1, {}, 10)
     scene.publish(f"{topic}-later", 2, 1)
     assert sorted(take(consumer, 2, 30)) == [(0, 0), (1, 0)]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"delivery": "exactly-once"},
-        {"start": "yesterday"},
-        {"start": datetime(2026, 1, 1)},  # noqa: DTZ001  (tests a time without a zone)
-        {"batch_size": 0},
-        {"claim_ahead": True},
-        {"handler_timeout": 0},
-        {"policy": "balanced"},
-    ],
-)
-def test_wrong_options_are_refused(scene: Scene, options: dict[str, object]) -> None:
-    with pytest.raises(ConfigurationError):
-        scene.member("a").consumer(["t"], **options)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("topic", ["no such topic!", "", "..", "x" * 250, "flüge", "^[", 7])

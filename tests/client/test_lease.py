@@ -28,29 +28,6 @@ def test_c3_earliest_claim_wins_and_the_loser_learns_by_whom(scene: Scene) -> No
     assert refused.value.since > 0
 
 
-def test_c3_one_of_many_racing_claims_wins(scene: Scene) -> None:
-    members = [scene.member(f"m{number}") for number in range(4)]
-    won: list[str] = []
-    start = threading.Barrier(4)
-
-    def race(number: int) -> None:
-        start.wait()
-        try:
-            members[number].claim("t", 0, timeout=0)
-            won.append(members[number].client_id)
-        except HeldError:
-            pass
-
-    threads = [threading.Thread(target=race, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert len(won) == 1
-    for member in members:
-        assert member.world.wait_for(lambda world: (x := world.lease("t", 0)) and x.client_id == won[0], 5)
-
-
 def test_claim_waits_until_the_holder_releases(scene: Scene) -> None:
     a, b = scene.member("a"), scene.member("b")
     lease = a.claim("t", 0)
@@ -74,15 +51,6 @@ def test_c5_c8_progress_is_reported_and_inherited(scene: Scene) -> None:
     assert again.epoch > lease.epoch
 
 
-def test_beats_keep_a_lease_without_help(scene: Scene) -> None:
-    a = scene.member("a")
-    lease = a.claim("t", 0)
-    first = a.world.log_time
-    assert a.world.wait_for(lambda world: world.log_time > first + 5 * HI, 20)
-    assert lease.valid
-    assert lease.epoch == a.world.lease("t", 0).epoch  # type: ignore[union-attr]
-
-
 def test_c12_grant_is_given_once(scene: Scene) -> None:
     a = scene.member("a")
     lease = a.claim("t", 0)
@@ -102,17 +70,6 @@ def test_c8_a_released_lease_takes_no_more(scene: Scene) -> None:
             action()
 
 
-def test_t4_a_silent_holder_stops_before_it_is_replaced(scene: Scene) -> None:
-    a, b = scene.member("a"), scene.member("b")
-    lease = a.claim("t", 0)
-    with a._driver.condition:  # the holder's threads are blocked, as if the process were stopped
-        held = b.claim("t", 0, timeout=20)
-        assert not lease.valid
-    assert held.epoch > lease.epoch
-    with pytest.raises(LeaseLostError):
-        lease.heartbeat(1)
-
-
 def test_c7_a_newer_instance_takes_over_and_the_older_ends(scene: Scene) -> None:
     old = scene.member("a")
     lease = old.claim("t", 0)
@@ -124,14 +81,6 @@ def test_c7_a_newer_instance_takes_over_and_the_older_ends(scene: Scene) -> None
     wait_until(lambda: not lease.valid)
     with pytest.raises(ClientReplacedError, match="newer instance"):
         old.claim("t", 1)
-
-
-def test_c7_terminate_keeps_the_lease_for_a_restart(scene: Scene) -> None:
-    old = scene.member("a")
-    epoch = old.claim("t", 0).epoch
-    old.terminate()
-    taken = scene.member("a").claim("t", 0, timeout=0)
-    assert taken.epoch > epoch
 
 
 def test_close_releases_by_hand_claims(scene: Scene) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Admin, Attempt, Retry
+from kafka_marshal import Admin, Attempt
 from tests.client.conftest import Worker, wait_until
 from tests.client.running import HOW, KINDS, QUICK, Crew, Handlers, Running, crew, done_of, places, publish
 
@@ -68,34 +68,6 @@ def test_a_message_that_always_fails_is_set_aside_and_redriven(crew: Crew, how: 
     assert running.ended() is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_tries_survive_their_owner(crew: Crew, kind: str) -> None:
-    """The next owner begins with the message that was tried before, and continues to count."""
-    crew.kind = kind
-    topic, bad = crew.topic(1), Bad()
-    publish(crew, topic, ["a", "bad", "a"])
-    a, consumer = crew.consumer("a", topic)
-    retry = Retry(10, (0.02, 60.0), durable=True)
-    running = Running(consumer, handlers := Handlers("threads", bad), retry=retry)
-    handlers.await_ended({(0, 0), (0, 2)})
-    wait_until(lambda: len(bad.numbers) >= 3)
-    a.stop()
-    assert running.ended() is None
-    a.close()
-    tried = len(bad.numbers)
-    wait_until(lambda: parked(crew, topic) == [(1, tried, None)])
-
-    bad.is_fixed = True
-    b, consumer = crew.consumer("b", topic)
-    running = Running(consumer, again := Handlers("threads", bad), retry=retry)
-    again.await_ended({(0, 1)})
-    assert bad.numbers[tried:] == [tried + 1]
-    wait_until(lambda: parked(crew, topic) == [])
-    b.stop()
-    assert running.ended() is None
-    assert set(again.ended) == {(0, 1)}
-
-
 @pytest.mark.parametrize("way", ["poll", "loop", "batches"])
 def test_a_program_sets_a_message_aside_by_hand(crew: Crew, way: str) -> None:
     """The others are done without it; redriven, it comes back by itself."""
@@ -152,7 +124,7 @@ def test_a_message_that_kills_its_process_is_set_aside_and_no_neighbour_is(
     publish(crew, topic, ["a", "killer", "b", "c"])
 
     def start() -> Worker:
-        return Worker(crew, "w", topic, tmp_path, "run_worker.py", longest_s=0.6, failing=0.0, park=True, attempts=5)
+        return Worker(crew, "w", topic, tmp_path, "run_worker.py", longest_s=0.6)
 
     for _ in range(deaths):
         worker = start()
@@ -165,31 +137,3 @@ def test_a_message_that_kills_its_process_is_set_aside_and_no_neighbour_is(
         wait_until(lambda: parked(crew, topic) == [(1, 5, "CRASHED")])
     finally:
         worker.terminate()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_a_slow_worker_hands_over_before_it_began_has_no_try_more(crew: Crew, kind: str) -> None:
-    """Each owner logs the first try of the other partition's message, which waits for its one handler, and leaves."""
-    crew.kind = kind
-    topic = crew.topic(2)
-    for partition in (0, 1):
-        publish(crew, topic, ["a"] * 9, partition)
-    admin = Admin(crew.bootstrap, topic=crew.coordination)
-
-    def counts() -> set[tuple[int, int]]:
-        return {(each.partition, each.delivery_count) for each in admin.open_messages(crew.group)}
-
-    for number in range(7):
-        a, consumer = crew.consumer(f"a{number}", topic)
-        gate = (handlers := Handlers()).gate("a")
-        running = Running(consumer, handlers, retry=QUICK, park=True, drain_timeout=10.0)
-        handlers.await_begun("a")
-        other = 1 - handlers.events[0].partition
-        if number:
-            wait_until(lambda: (other, 1) in counts(), what="its try is logged")  # noqa: B023
-        a.stop()
-        gate.set()
-        assert running.ended() is None
-        a.close()
-        assert {count for _, count in counts()} <= {0}
-    assert not admin.open_messages(crew.group, parked=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +12,9 @@ import pytest
 from kafka_marshal import Admin, Attempt, GroupConsumer, Retry, aio
 from rationalizer import ConfigureGroup, Upgrade, key_hash
 from rationalizer.levels import SHARING_LEVEL
-from tests.client.conftest import HI, Worker, wait_until
+from tests.client.conftest import HI, wait_until
 from tests.client.running import Crew, Running, crew, publish
-from tests.client.test_group import CPS, SESSION
+from tests.client.test_group import CPS
 from tests.client.test_parks import parked
 
 __all__ = ["crew"]
@@ -110,41 +109,6 @@ def test_park_by_hand_of_members_with_different_keys(crew: Crew) -> None:
     assert {offset for _, offset in got} == set(range(MESSAGES))
 
 
-@pytest.mark.campaign
-def test_a_message_that_kills_members_with_different_keys_is_set_aside_after_five_tries(
-    crew: Crew, tmp_path: Path
-) -> None:
-    """All tries count, of either of them; its neighbours are done."""
-    topic = crew.topic(1)
-    for cp in range(CPS):
-        crew.write(Upgrade("x", "admin", "any", SHARING_LEVEL), cp)
-    crew.write(ConfigureGroup("x", "admin", crew.group, (("accept_range_fetch", (topic,)),)))
-    about: dict[str, Any] = {"longest_s": 0.01, "failing": 0.0, "park": True, "attempts": 5}
-
-    def start(name: str) -> Worker:
-        options = {"session": SESSION, "key_share": True, **about}
-        worker = Worker(crew, name, topic, tmp_path, "run_worker.py", **options)
-        crew.workers.append(worker)
-        return worker
-
-    at_work = {name: start(name) for name in ("a", "b")}
-    publish(crew, topic, ["k0", "killer", *KEYS])
-    deaths = 0
-
-    def is_parked() -> bool:
-        nonlocal deaths
-        for name, worker in at_work.items():
-            if worker.process.poll() is not None:
-                deaths += 1
-                at_work[name] = start(name)
-        return parked(crew, topic) == [(1, 5, "CRASHED")]
-
-    wait_until(is_parked, 120)
-    assert deaths >= 5
-    redrive(crew, topic, {1})
-    wait_until(lambda: parked(crew, topic) != [(1, 5, "CRASHED")])
-
-
 @pytest.mark.parametrize("way", ["run", "poll"])
 def test_in_asyncio_a_message_is_set_aside_redriven_and_handled_once_more(crew: Crew, way: str) -> None:
     topic, got, tries = crew.topic(1), Counter[int](), list[int]()
@@ -191,26 +155,3 @@ def test_in_asyncio_a_message_is_set_aside_redriven_and_handled_once_more(crew: 
     asyncio.run(asyncio.wait_for(work(), 60))
     assert got == Counter({**dict.fromkeys(range(MESSAGES), 1), 3: 3 if way == "run" else 2})
     assert tries == ([1, 2, 1] if way == "run" else [])
-
-
-@pytest.mark.parametrize("deaths", [2, pytest.param(6, marks=pytest.mark.campaign)])
-def test_in_asyncio_a_message_that_kills_its_process_is_counted_and_set_aside(
-    crew: Crew, tmp_path: Path, deaths: int
-) -> None:
-    topic = crew.topic(1)
-    publish(crew, topic, ["a", "killer", "b", "c"])
-
-    def start() -> Worker:
-        about: dict[str, Any] = {"longest_s": 0.6, "failing": 0.0, "park": True, "attempts": 5, "asyncio": True}
-        worker = Worker(crew, "w", topic, tmp_path, "run_worker.py", **about)
-        crew.workers.append(worker)
-        return worker
-
-    for _ in range(deaths):
-        assert start().process.wait(20) < 0
-    if deaths == 2:
-        assert (1, 1, None) in parked(crew, topic)  # the second try was logged before it began
-        return
-    worker = start()
-    wait_until(lambda: parked(crew, topic) == [(1, 5, "CRASHED")])
-    assert worker.terminate() == 0

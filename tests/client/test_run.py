@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
-import threading
 from itertools import islice
 from typing import Any
 
@@ -92,78 +90,6 @@ def test_a_stuck_key_stalls_no_other_and_a_restart_repeats_only_what_was_not_don
     gate.set()
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_one_without_a_key_waits_for_none(crew: Crew, how: str) -> None:
-    topic = crew.topic(1)
-    publish(crew, topic, [None] * 50)
-    first = threading.Event()
-    handlers = Handlers("threads", lambda message: message.offset() != 0 or first.wait(20))
-    if how == "coroutines":
-        handlers = Handlers(how)
-
-        async def handle(message: Any) -> None:
-            while message.offset() == 0 and not first.is_set():
-                await asyncio.sleep(0.005)
-            handlers.note("end", message)
-
-        handlers.handle = handle
-    a, consumer = crew.consumer("a", topic)
-    running = Running(consumer, handlers, concurrency=2)
-    handlers.await_ended(places(50) - {(0, 0)})
-    first.set()
-    handlers.await_ended(places(50))
-    a.stop()
-    assert running.ended() is None
-
-
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("concurrency", [1, 3])
-def test_of_one_partition_each_in_order_and_all_partitions_continue(crew: Crew, how: str, concurrency: int) -> None:
-    """More partitions than handlers."""
-    topic = crew.topic(12)
-    for partition in range(12):
-        publish(crew, topic, ["a", "b", None] * 20, partition)
-    handlers = Handlers(how)
-    a, consumer = crew.consumer("a", topic)
-    running = Running(consumer, handlers, concurrency=concurrency, order="partition")
-    handlers.await_ended({(partition, offset) for partition in range(12) for offset in range(60)})
-    a.stop()
-    assert running.ended() is None
-    handlers.check_order(lambda each: each.partition)
-    assert set(handlers.ended.values()) == {1}
-
-
-def test_a_stuck_partition_stalls_no_other_one(crew: Crew) -> None:
-    topic = crew.topic(8)
-    for partition in range(8):
-        publish(crew, topic, ["stuck" if partition == 3 else "k"] * 50, partition)
-    handlers = Handlers()
-    gate = handlers.gate("stuck")
-    a, consumer = crew.consumer("a", topic)
-    running = Running(consumer, handlers, concurrency=2, order="partition")
-    handlers.await_ended({(partition, offset) for partition in range(8) if partition != 3 for offset in range(50)})
-    assert handlers.of("begin", "stuck") == [(3, 0)]
-    gate.set()
-    handlers.await_ended(places(50, 3))
-    a.stop()
-    assert running.ended() is None
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_without_order_messages_of_one_key_do_not_wait(crew: Crew, how: str) -> None:
-    topic = crew.topic(1)
-    publish(crew, topic, ["k"] * 4)
-    handlers = Handlers(how)
-    gate = handlers.gate("k")
-    a, consumer = crew.consumer("a", topic)
-    running = Running(consumer, handlers, concurrency=4, order="none")
-    handlers.await_begun("k", 4)
-    gate.set()
-    handlers.await_ended(places(4))
-    a.stop()
-    assert running.ended() is None
-
-
 def test_an_empty_topic_ends_with_stop(crew: Crew) -> None:
     a, consumer = crew.consumer("a", crew.topic(2))
     running = Running(consumer, Handlers())
@@ -228,46 +154,6 @@ def test_back_pressure_is_of_the_stuck_partition_alone_and_warned_of_once(
     handlers.check_order()
     assert set(handlers.ended.values()) == {1}
     assert caplog.text.count("nothing more of this partition is handed out") == 1
-
-
-def test_what_was_paused_while_a_key_was_stuck_comes_once(crew: Crew) -> None:
-    topic = crew.topic(2)
-    publish(crew, topic, ["stuck", *(f"k{x % 5}" for x in range(500))])
-    publish(crew, topic, ["stuck"] * 500, 1)
-    handlers = Handlers()
-    gate = handlers.gate("stuck")
-    a, consumer = crew.consumer("a", topic, max_bytes_in_flight=100_000)
-    running = Running(consumer, handlers, concurrency=4)
-    handlers.await_begun("stuck", 2)
-    for _ in range(20):
-        consumer.pause()
-        consumer.resume()
-    gate.set()
-    handlers.await_ended(places(501) | places(500, 1))
-    a.stop()
-    assert running.ended() is None
-    handlers.check_order()
-    assert set(handlers.ended.values()) == {1}
-
-
-def test_others_are_read_at_once_while_a_partition_is_paused(crew: Crew) -> None:
-    topic = crew.topic(2)
-    publish(crew, topic, ["k"] * 100)
-    handlers = Handlers()
-    gate = handlers.gate("k")
-    a, consumer = crew.consumer("a", topic)
-    running = Running(consumer, handlers)
-    handlers.await_begun("k")
-    consumer.pause([(topic, 0)])
-    gate.set()
-    publish(crew, topic, ["other"], 1)
-    handlers.await_ended([(0, 0), (1, 0)])
-    assert len(handlers.ended) == 2
-    consumer.resume()
-    handlers.await_ended(places(100))
-    a.stop()
-    assert running.ended() is None
-    assert set(handlers.ended.values()) == {1}
 
 
 # Failures.
@@ -336,38 +222,6 @@ def test_the_last_error_ends_the_run_and_the_consumer_continues(crew: Crew, how:
     a.stop()
     assert running.ended() is None
     assert set(handlers.ended.values()) == {1}
-
-
-def test_failures_that_are_worth_no_retry_are_final_at_once(crew: Crew) -> None:
-    topic = crew.topic(1)
-    publish(crew, topic, ["a"])
-
-    def act(_message: Any) -> None:
-        raise KeyError("final")
-
-    handlers = Handlers("threads", act)
-    _, consumer = crew.consumer("a", topic)
-    assert isinstance(Running(consumer, handlers, retry=Retry(on=(OSError,))).ended(), KeyError)
-    assert len(handlers.of("begin")) == 1
-    assert isinstance(Running(consumer, handlers, retry=None).ended(), KeyError)
-    assert len(handlers.of("begin")) == 2
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_a_loop_continues_where_a_run_has_ended(crew: Crew, how: str) -> None:
-    topic = crew.topic(2)
-    publish(crew, topic, ["a", "b", "bad", "c", "bad", "d"])
-
-    def act(message: Any) -> None:
-        if message.key() == b"bad":
-            raise ZeroDivisionError
-
-    handlers = Handlers(how, act)
-    _, consumer = crew.consumer("a", topic)
-    assert isinstance(Running(consumer, handlers, retry=None).ended(), ZeroDivisionError)
-    left = places(6) - set(handlers.ended)
-    assert {(0, 2), (0, 4)} <= left
-    assert sorted(take(consumer, len(left))) == sorted(left)
 
 
 @pytest.mark.parametrize("how", HOW)

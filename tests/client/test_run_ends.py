@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Admin, ClosedError, ConfigurationError, Hooks, Retry
+from kafka_marshal import ClosedError, ConfigurationError, Hooks, Retry
 from tests.client.conftest import take, wait_until
 from tests.client.running import (
     HOW,
     KINDS,
-    QUICK,
     Crew,
     Handlers,
     Running,
@@ -204,35 +203,6 @@ def test_after_drain_timeout_the_rest_comes_again(crew: Crew, how: str, caplog: 
     assert set(handlers.ended.values()) == {1}
 
 
-@pytest.mark.parametrize("returns", [True, False])
-def test_a_handler_left_behind_that_returns_in_a_later_run(crew: Crew, returns: bool) -> None:
-    """With a queue full of lanes and pending retries: the later run gets all of them."""
-    topic = crew.topic(1)
-    publish(crew, topic, ["stuck", *(f"k{x}" for x in range(300)), "stuck"])
-    handlers = Handlers()
-    gate, bad = handlers.gate("stuck"), threading.Event()
-
-    def act(message: Any) -> None:
-        if message.key() != b"stuck" and not bad.is_set():
-            bad.set()
-            raise SystemExit
-        if message.offset() == 0 and not returns and len(handlers.of("failed")) < 2:
-            raise ZeroDivisionError
-
-    handlers.act = act
-    a, consumer = crew.consumer("a", topic)
-    assert isinstance(Running(consumer, handlers, concurrency=2, drain_timeout=0.0).ended(), SystemExit)
-    running = Running(consumer, handlers, concurrency=2, retry=QUICK)
-    handlers.await_ended(places(301) - {(0, 0)})
-    assert handlers.of("begin", "stuck") == [(0, 0)]
-    gate.set()
-    handlers.await_ended(places(302))
-    a.stop()
-    assert running.ended() is None
-    handlers.check_order()
-    assert set(handlers.ended.values()) == {1}
-
-
 def test_another_order_is_refused_while_an_old_handler_runs(crew: Crew) -> None:
     topic = crew.topic(1)
     publish(crew, topic, ["stuck", "bad"])
@@ -337,58 +307,6 @@ def test_at_a_rebalance_what_waits_is_given_back_and_what_is_in_flight_finishes_
     assert second.ended() is None
     handlers.check_order()
     assert set(handlers.ended.values()) == {1}
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_a_failing_message_does_not_keep_a_partition_that_is_released(crew: Crew, how: str) -> None:
-    topic = crew.topic(2)
-    for partition in (0, 1):
-        publish(crew, topic, ["bad", "bad", "b"], partition)
-    is_bad = [True]
-
-    def act(message: Any) -> None:
-        if message.key() == b"bad" and is_bad:
-            raise ZeroDivisionError
-
-    handlers = Handlers(how, act)
-    a, consumer = crew.consumer("a", topic)
-    first = Running(consumer, handlers, retry=Retry(1000, (0.05, 0.05)))
-    wait_until(lambda: len(handlers.of("failed")) > 4)
-    b, other = crew.consumer("b", topic)
-    second = Running(other, handlers, retry=Retry(1000, (0.05, 0.05)))
-    wait_until(lambda: len(other.assignment()) == 1 == len(consumer.assignment()), 90)
-    is_bad.clear()
-    handlers.await_ended(places(3) | places(3, 1))
-    a.stop()
-    b.stop()
-    assert (first.ended(), second.ended()) == (None, None)
-    handlers.check_order()
-
-
-@pytest.mark.parametrize("fails", [True, False])
-def test_c18_after_an_eviction_a_member_continues_once_its_handlers_are_back(crew: Crew, fails: bool) -> None:
-    topic = crew.topic(1)
-    publish(crew, topic, ["a", "a", "b"])
-    handlers = Handlers()
-    gate = handlers.gate("a")
-
-    def act(message: Any) -> None:
-        if message.key() == b"a" and fails and not handlers.of("failed"):
-            raise ZeroDivisionError
-
-    handlers.act = act
-    lost = threading.Event()
-    a, consumer = crew.consumer("a", topic, on_lost=lambda *_: lost.set())
-    running = Running(consumer, handlers, retry=QUICK)
-    handlers.await_begun("a")
-    with Admin(crew.bootstrap, topic=crew.coordination) as admin:
-        admin.evict(crew.group, topic, 0, force=True)
-    assert lost.wait(20)
-    gate.set()
-    handlers.await_ended(places(3))
-    a.stop()
-    assert running.ended() is None
-    handlers.check_order()
 
 
 # Calls at awkward moments.

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Balanced, ConfigurationError, Retry
 from tests.client.conftest import Scene, Worker, wait_until
 
 MESSAGES = 200
@@ -62,21 +61,3 @@ def test_a_sharer_that_was_stopped_for_long_hands_out_nothing_that_others_have(s
     counts = Counter(line["offset"] for line in handled(workers))
     owned = {line["offset"]: line["count"] for line in handled(workers)}
     assert [offset for offset, times in counts.items() if times > 1 and owned[offset] < 2] == []
-
-
-def test_what_contradicts_shared_batches_is_refused_with_what_to_do(scene: Scene) -> None:
-    marshal = scene.member("refused")
-    topic = scene.topic(1)
-    with pytest.raises(ConfigurationError, match="policy= is not possible"):
-        marshal.consumer([topic], shared_batches=True, policy=Balanced())
-    with pytest.raises(ConfigurationError, match="transactions=True is not possible"):
-        marshal.consumer([topic], shared_batches=True, transactions=True)
-    with marshal.consumer([topic], shared_batches=True) as consumer:
-        for order in ("key", "partition"):
-            with pytest.raises(ConfigurationError, match="order='none'"):
-                consumer.run(print, order=order)
-        with pytest.raises(ConfigurationError, match="durable=True"):
-            consumer.run(print, retry=Retry(durable=True))
-        for call in (consumer.poll, consumer.consume, consumer.__iter__):
-            with pytest.raises(ConfigurationError, match="Use batches"):
-                call()

@@ -12,11 +12,9 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kafka_marshal import Attempt, Marshal, SharedBatch
-from kafka_marshal.admin import Admin
+from kafka_marshal import Marshal, SharedBatch
 from kafka_marshal.testing import RunningKafka
 from tests.client.conftest import Scene, wait_until
-from tests.client.test_shared_run import open_in
 
 
 class Loop:
@@ -131,23 +129,6 @@ def test_an_outage_longer_than_two_heartbeat_intervals_with_batches_in_flight(
     assert Counter(offset for member in members for offset, _ in member.handled) == Counter(range(end))
 
 
-def test_a_pause_of_the_group_waits_for_the_batch_in_flight_and_nothing_comes_twice(scene: Scene, loop: Make) -> None:
-    members, end = two_with_a_batch(scene, loop)
-    with Admin(scene.bootstrap, topic=scene.coordination) as admin:
-        pause = admin.pause(scene.group)
-        entering = threading.Thread(target=pause.__enter__)
-        entering.start()
-        wait_until(lambda: admin.pauses(scene.group))
-        for member in members:
-            member.gate.set()
-        entering.join(20)
-        assert not entering.is_alive()
-        wait_until(lambda: not any(member.consumer.assignment() for member in members))
-        pause.__exit__(None, None, None)
-    wait_until(lambda: set.union(*(member.offsets for member in members)) == set(range(end)))
-    assert Counter(offset for member in members for offset, _ in member.handled) == Counter(range(end))
-
-
 def test_members_at_a_backlog_hardly_wait_for_the_log(scene: Scene, loop: Make) -> None:
     """Their readers of three coordination partitions bring what is there: else they wait up to a second for a batch."""
     each_s, end = 0.005, 2_400
@@ -160,35 +141,3 @@ def test_members_at_a_backlog_hardly_wait_for_the_log(scene: Scene, loop: Make) 
     began = time.monotonic()
     wait_until(lambda: sum(len(member.handled) for member in members) == end, 90)
     assert time.monotonic() - began < 2 * end * each_s / len(members)
-
-
-def test_a_message_that_hangs_goes_to_another_member_and_the_share_and_the_rest_stay(scene: Scene) -> None:
-    """U11."""
-    topic, hung, gate = scene.topic(1, 40), list[Attempt](), threading.Event()
-    handled = Counter[int]()
-
-    def handle(message: Any) -> None:
-        if message.offset() == 7 and not hung:
-            hung.append(Attempt.current())
-            gate.wait(30)
-        handled[message.offset()] += 1
-
-    members = [scene.member(name) for name in "ab"]
-    consumers = [each.consumer([topic], shared_batches=True, handler_timeout=0.5) for each in members]
-    threads = [threading.Thread(target=each.run, args=(handle,), kwargs={"concurrency": 2}) for each in consumers]
-    for thread in threads:
-        thread.start()
-    try:
-        wait_until(lambda: set(handled) == set(range(40)))
-        assert not hung[0].is_held
-        wait_until(lambda: all(each.assignment() for each in consumers), what="the shares stay")
-        wait_until(lambda: open_in(members[0]) == [])
-        gate.set()
-        wait_until(lambda: handled[7] == 2)
-    finally:
-        gate.set()
-        for each in members:
-            each.stop()
-        for thread in threads:
-            thread.join(20)
-    assert handled == Counter({**dict.fromkeys(range(40), 1), 7: 2})

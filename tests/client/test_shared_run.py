@@ -8,11 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-from kafka_marshal import Attempt, ConfigurationError, Marshal, Retry, aio
+from kafka_marshal import Attempt, Marshal, Retry, aio
 from kafka_marshal.adapters.memory import MemoryCluster
-from kafka_marshal.client.consumer import Consumer
 from rationalizer.holes import Hole
 from tests.client.conftest import wait_until
 from tests.faults.stories import TOPIC, member, memory_cluster
@@ -154,18 +151,6 @@ def test_a_batch_that_is_done_but_for_a_parked_message_and_one_that_is_given_bac
         again = next(consumer.batches())
         assert again.delivery_count == 1, "giving back counts for nothing (U11)"
         assert again.first_offset > batch.first_offset, "what is done does not come again"
-
-
-def test_what_run_can_t_keep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = memory_cluster(1, 0)
-    with member(cluster) as marshal, marshal.consumer([TOPIC], shared_batches=True) as consumer:
-        for options in ({"order": "key"}, {"order": "partition"}, {"retry": Retry(durable=True)}):
-            with pytest.raises(ConfigurationError, match="not possible with shared_batches=True"):
-                consumer.run(print, **options)
-    with member(cluster) as marshal:
-        once: Consumer = marshal.consumer([TOPIC], shared_batches=True, delivery="at-most-once")
-        with once, pytest.raises(ConfigurationError, match="Take batches"):
-            once.run(print)
 
 
 def test_batches_in_asyncio() -> None:

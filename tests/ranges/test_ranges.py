@@ -9,9 +9,9 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kafka_marshal import ConfigurationError, OffsetRange, PositionLostError
+from kafka_marshal import ConfigurationError
 from tests.client.conftest import HI, Scene, wait_until
-from tests.ranges.conftest import drain, offsets
+from tests.ranges.conftest import drain
 
 
 def delete_before(scene: Scene, topic: str, partition: int, offset: int) -> None:
@@ -55,28 +55,6 @@ def test_flush_commits_at_once(scene: Scene) -> None:
     assert member.world.wait_for(lambda world: world.lease(topic, 0).stable == 39, 5)  # type: ignore[union-attr]
 
 
-def test_p6_what_is_done_beyond_a_gap_is_left_out_and_only_gaps_are_committed(scene: Scene) -> None:
-    topic = scene.topic(1, 100)
-    with scene.member("a").ranges([topic]) as consumer:
-        parts = [consumer.take(10, timeout=20)[0] for _ in range(5)]
-        consumer.done([parts[1], parts[3]])
-    lease = scene.members[0].world.lease(topic, 0)
-    assert lease is not None
-    assert (lease.stable, lease.ranges) == (None, ((10, 19), (30, 39)))
-    with scene.member("b").ranges([topic]) as consumer:
-        (found,) = consumer.take(1_000, timeout=20)
-        assert (found.first, found.last, found.done, found.count) == (0, 99, ((10, 19), (30, 39)), 80)
-        consumer.give_back([found])
-        (short,) = consumer.take(15, timeout=20)
-        assert (short.first, short.last, short.done, short.count) == (0, 24, ((10, 19),), 15)
-        consumer.done([short])
-        (rest,) = consumer.take(1_000, timeout=20)
-        assert (rest.first, rest.last, rest.done) == (25, 99, ((30, 39),))
-        consumer.done([rest])
-    found_by_a = scene.members[0].world
-    assert found_by_a.wait_for(lambda world: [(x.stable, x.ranges) for x in world.leases()] == [(99, ())], 10)
-
-
 def test_ranges_and_messages_share_one_progress(scene: Scene) -> None:
     topic = scene.topic(1, 60)
     with scene.member("a").consumer([topic]) as messages:
@@ -92,28 +70,6 @@ def test_ranges_and_messages_share_one_progress(scene: Scene) -> None:
         message = messages.poll(10)
         assert message is not None
         assert message.offset() == 50
-
-
-def test_two_members_share_and_the_second_gets_its_part_at_a_handover(scene: Scene) -> None:
-    topic = scene.topic(4, 200)
-    revoked: list[int] = []
-    slowly = {"heartbeat_interval_ms": 2_000}  # so that a busy machine does not lose the lease
-    a = scene.member("a", **slowly).ranges(
-        [topic], on_revoke=lambda _, partitions: revoked.extend(x[1] for x in partitions)
-    )
-    wait_until(lambda: len(a.assignment()) == 4)
-    in_hand = a.take(80, timeout=20)
-    b = scene.member("b", **slowly).ranges([topic])
-    wait_until(lambda: len(revoked) == 2, what="a lets go of its part")
-    assert all(a.is_valid(given) for given in in_hand)
-    assert b.take(10, timeout=0.3) == [], "what is in hand at a is not handed over"
-    found = a.done(in_hand)
-    assert found == in_hand, "in-flight ranges of a partition that is let go still count"
-    wait_until(lambda: len(b.assignment()) == 2)
-    taken = b.take(1_000, timeout=20)
-    assert offsets(taken).isdisjoint(offsets(in_hand))
-    epochs = {given.partition: given.epoch for given in in_hand}
-    assert all(given.epoch > epochs[given.partition] for given in taken)
 
 
 def test_available_ends_bound_what_is_taken(scene: Scene) -> None:
@@ -163,26 +119,6 @@ def test_p9_latest_and_what_retention_took(scene: Scene, caplog: pytest.LogCaptu
     assert "offsets 10 to 39 are gone" in caplog.text
 
 
-def test_p9_a_log_that_begins_above_zero_is_no_gap_for_a_new_group(scene: Scene) -> None:
-    topic = scene.topic(1, 100)
-    delete_before(scene, topic, 0, 40)
-    member = scene.member("a")
-    consumer = member.ranges([topic])
-    assert [(x.first, x.last) for x in consumer.take(10, timeout=20)] == [(40, 49)]
-    assert consumer.gaps == []
-    assert member.world.lease(topic, 0).stable == 39  # type: ignore[union-attr]
-
-
-def test_p11_a_position_beyond_the_log_delivers_nothing(scene: Scene) -> None:
-    topic = scene.topic(1, 50)
-    with scene.member("a") as member, member.claim(topic, 0) as lease:
-        lease.heartbeat(99)
-    consumer = scene.member("b").ranges([topic], position_lost="raise")
-    with pytest.raises(PositionLostError, match="continues at offset 100"):
-        consumer.take(10, timeout=20)
-    assert consumer.take(10, timeout=0.3) == []
-
-
 @pytest.mark.parametrize("level", ["read_committed", "read_uncommitted"])
 def test_ranges_end_at_the_last_stable_offset_under_read_committed(scene: Scene, level: str) -> None:
     topic = scene.topic(1, 10)
@@ -198,62 +134,6 @@ def test_ranges_end_at_the_last_stable_offset_under_read_committed(scene: Scene,
     producer.commit_transaction(20)
     (rest,) = consumer.take(100, timeout=20)
     assert (rest.first, rest.last) == (found.last + 1, 11), "the marker is an offset like another"
-
-
-def test_lost_leases_ranges_commit_nothing_and_are_counted(scene: Scene) -> None:
-    topic = scene.topic(1, 100)
-    lost: list[int] = []
-    member = scene.member("a")
-    consumer = member.ranges([topic], on_lost=lambda _, partitions: lost.extend(x.partition for x in partitions))
-    taken = consumer.take(10, timeout=20)
-    assert consumer.is_valid(taken[0])
-    _evict(scene, topic, taken[0])
-    wait_until(lambda: lost == [0])
-    assert not consumer.is_valid(taken[0])
-    assert consumer.done(taken) == []
-    assert consumer.ignored_done == 1
-    again = consumer.take(10, timeout=20)
-    assert (again[0].first, again[0].last) == (0, 9)
-    assert again[0].epoch > taken[0].epoch
-    assert consumer.done(taken) == [], "the old epoch's range is not the new one"
-    assert consumer.done(again) == again
-    assert consumer.done(again) == []
-    assert consumer.ignored_done == 3
-
-
-def _evict(scene: Scene, topic: str, given: OffsetRange) -> None:
-    from kafka_marshal.admin import Admin
-
-    with Admin(scene.bootstrap, topic=scene.coordination) as admin:
-        admin.evict(scene.group, topic, given.partition, force=True)
-
-
-def test_amo_grants_first_and_never_delivers_twice(scene: Scene) -> None:
-    topic = scene.topic(2, 100)
-    member = scene.member("a")
-    consumer = member.ranges([topic], delivery="at-most-once")
-    wait_until(lambda: len(consumer.assignment()) == 2)
-    taken = consumer.take(40, timeout=20)
-    assert {given.partition: given.last for given in taken} == {0: 19, 1: 19}
-    assert [lease.granted for lease in member.world.leases()] == [19, 19], "granted before it is handed out"
-    member.terminate()  # as in a crash: nothing is released or done
-    again = scene.member("b").ranges([topic], delivery="at-most-once")
-    found: list[OffsetRange] = []
-    while len(offsets(found)) < 160:
-        found.extend(again.take(1_000, timeout=20))
-        assert again.done(found[-1:])
-    assert offsets(found).isdisjoint(offsets(taken))
-
-
-def test_amo_what_was_granted_and_given_back_is_reported(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    topic = scene.topic(1, 100)
-    consumer = scene.member("a").ranges([topic], delivery="at-most-once")
-    taken = consumer.take(40, timeout=20)
-    with caplog.at_level(logging.WARNING, "kafka_marshal"):
-        consumer.give_back(taken)
-    assert consumer.unprocessed == [(topic, 0, 0, 39)]
-    assert "granted and not handed out" in caplog.text
-    assert consumer.take(10, timeout=20)[0].first == 40
 
 
 def test_what_cannot_work_is_said_at_once(scene: Scene) -> None:

@@ -34,7 +34,7 @@ class Acts:
         self._only_restarts = False
 
     def all(self, every_s: float) -> dict[Callable[[], None], float]:
-        """Each, and how often, if something is done every so often (s)."""
+        """Each, and its mean distance, if something is done every ``every_s`` seconds."""
         acts = dict.fromkeys((self.checkpoint, self.rollback, self.retire), 3.5 * every_s)
         return {**acts, self.restart: 7 * every_s} if self._kafka is not None else acts
 
