@@ -157,7 +157,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "checkpoints": (5, 650),
     "cli": (32, 8_130),
     "client": (51, 11_330),
-    "engine": (92, 18_840),
+    "engine": (59, 18_470),
     "kafka_marshal": (19, 2_830),
     "metrics": (8, 1_860),
     "node": (30, 4_670),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (520, 106_940)
+MOST_OF_ALL = (487, 106_600)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -485,7 +485,7 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.engine.Engine": (31, 15),
     "kafka_marshal.engine.claims.peers.Peers": (29, 15),
     "kafka_marshal.engine.groups.checkpoints.answering.Answering": (29, 13),
-    "kafka_marshal.engine.groups.checkpoints.beginning.Beginning": (16, 17),
+    "kafka_marshal.engine.groups.checkpoints.member.Beginning": (16, 17),
     "kafka_marshal.engine.groups.checkpoints.member.MemberCheckpoints": (30, 22),
     "kafka_marshal.engine.groups.client.GroupClient": (29, 20),
     "kafka_marshal.engine.groups.member.Membership": (28, 18),

@@ -42,7 +42,7 @@ CALLS = {
         "topic_id",
     ),
 }
-#: What user threads change without the lock, which the engine reads (``engine/readings.py``): they note in a run what
+#: What user threads change without the lock, which the engine reads (``engine/inputs.py``): they note in a run what
 #: they have delivered, lanes have a separate lock, and what records an engine ends by itself.
 SHARED = {
     *("run.refused", "run.since", "run.holder", "lanes.handlers", "owner.is_ending", "engine.recorder"),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         ReleaseIfBehind,
         WholeTopic,
     )
-    from kafka_marshal.engine.work.behind import HeldBack
+    from kafka_marshal.engine.work.lane import HeldBack
     from kafka_marshal.engine.work.ranges import OffsetRange
     from kafka_marshal.engine.work.stuck import Stuck
     from kafka_marshal.errors import (
@@ -161,7 +161,7 @@ _LATER = {
     "client.transaction": "Transaction",
     "client.view": "WorldView",
     "engine.policies": "Balanced Greedy MaxClaims Policy ReleaseIfBehind WholeTopic",
-    "engine.work.behind": "HeldBack",
+    "engine.work.lane": "HeldBack",
     "engine.work.ranges": "OffsetRange",
     "engine.work.stuck": "Stuck",
     "errors": (

@@ -14,7 +14,7 @@ import pytest
 from kafka_marshal import Admin, Marshal, Retry
 from kafka_marshal.client.breaker import FAILING, Breaker, Elsewhere
 from kafka_marshal.client.tries import Call
-from kafka_marshal.engine.work.behind import HANGS_MS
+from kafka_marshal.engine.work.lane import HANGS_MS
 from kafka_marshal.types import Key
 from tests.client.conftest import wait_until
 from tests.engine.lanes_bench import Bench, records

@@ -24,7 +24,7 @@ from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.aio import GroupConsumer as AsyncConsumer
 from kafka_marshal.aio import Marshal as AsyncMarshal
 from kafka_marshal.engine.groups import mirror
-from kafka_marshal.engine.work import owed
+from kafka_marshal.engine.work import delivery
 from kafka_marshal.metrics.lag import GroupLag
 from rationalizer import ConfigureGroup, encode
 from tests.client.conftest import wait_until
@@ -289,7 +289,7 @@ def test_a_handler_that_hangs_holds_back_its_piece_alone(team: Team) -> None:
 def test_a_lost_batch_that_a_loop_has_skipped_is_reported_until_the_next_one_comes(
     team: Team, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owed, "OWED_AFTER_MS", 0.0)
+    monkeypatch.setattr(delivery, "OWED_AFTER_MS", 0.0)
     skipped: list[int] = []
 
     def skip_the_first(consumer: GroupConsumer, handle: Callable[[Message], object]) -> None:
@@ -320,7 +320,7 @@ def test_a_lost_batch_that_a_loop_has_skipped_is_reported_until_the_next_one_com
 def test_a_piece_that_waits_for_a_handler_left_behind_is_reported(
     team: Team, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owed, "OWED_AFTER_MS", 0.0)
+    monkeypatch.setattr(delivery, "OWED_AFTER_MS", 0.0)
     a = team.start("a", run, policy=ON_DEMAND, handler_timeout=0.3)
     settled(a)
     hangs, calls, handle = threading.Event(), [], a.handle

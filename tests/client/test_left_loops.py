@@ -12,7 +12,7 @@ import pytest
 
 from kafka_marshal import Consumer, Marshal, aio
 from kafka_marshal.adapters.memory import MemoryCluster
-from kafka_marshal.engine.work import owed
+from kafka_marshal.engine.work import delivery
 from rationalizer import ReleasingPartition, encode
 from tests.client.conftest import wait_until
 from tests.faults.stories import GROUP, HI, TOPIC, member, memory_cluster
@@ -57,7 +57,7 @@ Way = Callable[[Consumer], Iterator[int]]
 def test_health_says_that_nothing_is_claimed_before_an_evicted_batch_is_back(
     cluster: MemoryCluster, marshal: Marshal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owed, "OWED_AFTER_MS", 0.0)
+    monkeypatch.setattr(delivery, "OWED_AFTER_MS", 0.0)
     with marshal.consumer([TOPIC]) as consumer:
         batch = next(consumer.batches(5))
         engine = marshal._driver.engine

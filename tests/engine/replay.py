@@ -15,20 +15,25 @@ from typing import Any
 from zlib import crc32
 
 from kafka_marshal.engine.engine import Engine
-from kafka_marshal.engine.inputs import GIVEN
-from kafka_marshal.engine.notation import RecordedError, from_json, offsets_in, to_json
+from kafka_marshal.engine.inputs import GIVEN, READERS
 from kafka_marshal.engine.policies import Balanced
-from kafka_marshal.engine.readings import READERS
-from kafka_marshal.engine.recording import FORMAT, NotedPolicy, made_of
+from kafka_marshal.engine.recording import (
+    FORMAT,
+    NotedPolicy,
+    RecordedError,
+    from_json,
+    made_of,
+    offsets_in,
+    state_of,
+    to_json,
+)
 from kafka_marshal.engine.settings import EngineSettings
-from kafka_marshal.engine.states import state_of
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Grant
 from kafka_marshal.engine.work.consumer import ConsumerEngine
-from kafka_marshal.engine.work.in_lanes import InLanes
+from kafka_marshal.engine.work.in_lanes import Finished, InLanes
 from kafka_marshal.engine.work.lanes import Lanes
 from kafka_marshal.engine.work.pull import AwaitGrant, GrantedPull, Pull
-from kafka_marshal.engine.work.purgatory import Finished
 from kafka_marshal.engine.work.run import Run
 from kafka_marshal.types import Key
 from rationalizer import World, decode

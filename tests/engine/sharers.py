@@ -11,9 +11,9 @@ import pytest
 
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer, SharedDelivery
+from kafka_marshal.engine.work.open_messages import Settling
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.settlements import CRASHED
-from kafka_marshal.engine.work.settling import Settling
 from rationalizer import Record, SettlingMessages, Upgrade, World
 from rationalizer.levels import SHARING_LEVEL
 from tests.engine.harness import HI, Key, Member, Net

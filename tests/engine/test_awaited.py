@@ -8,7 +8,7 @@ import pytest
 
 from kafka_marshal.engine.awaited import AWAITED, Awaited, awaited
 from kafka_marshal.engine.settings import CheckpointOptions, GroupOptions, SharingOptions
-from kafka_marshal.engine.shares.timing import LINGER_MS
+from kafka_marshal.engine.shares.taking import LINGER_MS
 from tests.engine.groups.test_members import SESSION, join, net_of, works_on
 from tests.engine.harness import HI, Member, Net
 from tests.engine.sharers import TOPIC, shared_net

@@ -10,7 +10,7 @@ import pytest
 from kafka_marshal.engine.claims.client import EVICTED_INTERVALS
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.engine import check_stuck
-from kafka_marshal.engine.work.owed import OWED_AFTER_MS
+from kafka_marshal.engine.work.delivery import OWED_AFTER_MS
 from rationalizer import ClaimingPartition, ReleasingPartition
 from tests.engine.groups.counting import Store, begun
 from tests.engine.groups.test_members import net_of

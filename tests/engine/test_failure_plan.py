@@ -13,7 +13,7 @@ from kafka_marshal.engine.key_share import KeyShare
 from kafka_marshal.engine.plane import Settles
 from kafka_marshal.engine.settings import Why
 from kafka_marshal.engine.work.assignment import Stage
-from kafka_marshal.engine.work.settling import Entries, Kind, Request
+from kafka_marshal.engine.work.open_messages import Entries, Kind, Request
 from kafka_marshal.errors import KeyRangeError, TopicMissingError
 from kafka_marshal.node.coordination_topic import create_topic
 from rationalizer import (

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.engine.work import hot_keys
-from kafka_marshal.engine.work.hot_keys import COUNTERS, MOST_NOTED, WINDOW_MS, HotKeys, SpaceSaving
+from kafka_marshal.engine.work import lane
+from kafka_marshal.engine.work.lane import COUNTERS, MOST_NOTED, WINDOW_MS, HotKeys, SpaceSaving
 from tests.client.conftest import wait_until
 from tests.engine.harness import FakeMessage
 from tests.faults.stories import TOPIC, member, memory_cluster
@@ -71,7 +71,7 @@ def test_it_is_forgotten_when_it_is_over() -> None:
 
 
 def test_u14_health_and_metrics_name_the_hot_key_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hot_keys, "WINDOW_MS", 1_000.0)
+    monkeypatch.setattr(lane, "WINDOW_MS", 1_000.0)
     cluster = memory_cluster(partitions=1, messages=0)
     for number in range(4_000):
         cluster.broker.produce(TOPIC, 0, b"x", key=b"hot" if number % 2 else b"k%d" % (number % 200))
@@ -92,7 +92,7 @@ def test_u14_health_and_metrics_name_the_hot_key_of_a_run(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("way", ["loop", "poll", "batches", "at-most-once"])
 def test_u14_a_plain_loop_counts_too(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Half of the messages have one key, and take longer: the loop is busy with it for most of the time."""
-    monkeypatch.setattr(hot_keys, "WINDOW_MS", 400.0)
+    monkeypatch.setattr(lane, "WINDOW_MS", 400.0)
     cluster = memory_cluster(partitions=1, messages=0)
     for number in range(4_000):
         cluster.broker.produce(TOPIC, 0, b"x", key=b"k%d" % (number % 200) if number % 4 == 0 else b"hot")

@@ -11,10 +11,10 @@ import pytest
 from kafka_marshal.client.tries import Call
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage, Tracker
-from kafka_marshal.engine.work.behind import HANGS_MS, HeldBack, lasting
-from kafka_marshal.engine.work.buffer import Buffer
-from kafka_marshal.engine.work.cutting import Cutting
+from kafka_marshal.engine.work.consumer import Cutting
+from kafka_marshal.engine.work.lane import HANGS_MS, HeldBack, lasting
 from kafka_marshal.engine.work.lanes import Order
+from kafka_marshal.engine.work.tracker import Buffer
 from kafka_marshal.ports import Message
 from tests.engine.lanes_bench import Bench, Record, records
 

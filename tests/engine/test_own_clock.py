@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from kafka_marshal.engine.claims.manual import ManualLease
-from kafka_marshal.engine.proofs import Proofs
+from kafka_marshal.engine.claims.leases import ManualLease
+from kafka_marshal.engine.holding import Proofs
 from kafka_marshal.engine.settings import EXPIRY_JITTER_SHARE, FIRST_TICK_SHARE
 from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, Record, ReleasingPartition, Tick, decode
 from tests.engine.harness import HI, MARGIN, Key, Member, Net

@@ -8,8 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from kafka_marshal.engine.claims.placement import FIRST_CLAIMS, Placement
-from kafka_marshal.engine.claims.policy_view import PolicyView
+from kafka_marshal.engine.claims.placement import FIRST_CLAIMS, Placement, PolicyView
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import (
     Balanced,

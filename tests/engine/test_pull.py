@@ -6,13 +6,13 @@ from math import inf
 
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.consumer import ConsumerEngine
-from kafka_marshal.engine.work.hand import Hand
 from kafka_marshal.engine.work.pull import (
     READ_BETWEEN_TURNS,
     AwaitGrant,
     End,
     Fetch,
     GrantedPull,
+    Hand,
     Pull,
     Step,
     Take,

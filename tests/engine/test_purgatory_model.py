@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 
 from kafka_marshal.engine.work.assignment import Assignment, Stage
+from kafka_marshal.engine.work.in_lanes import GATHER_MS, Block, Finished
 from kafka_marshal.engine.work.lane import Lane
-from kafka_marshal.engine.work.purgatory import GATHER_MS, Block, Finished
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 from tests.engine.lanes_bench import Bench, Record

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafka_marshal.engine.work.settling import Entries, Kind, Request, Settled, Settling
+from kafka_marshal.engine.work.open_messages import Entries, Kind, Request, Settled, Settling
 from rationalizer import Progress, codes
 from rationalizer.holes import NO_OWNER, Hole, Holes
 

@@ -11,8 +11,7 @@ import pytest
 from kafka_marshal.engine.effects import Effect, StartFetch
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedAssignment
-from kafka_marshal.engine.shares.desk import Desk
-from kafka_marshal.engine.shares.shelf import Shelf
+from kafka_marshal.engine.shares.desk import Desk, Shelf
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.run import offset_of
 from rationalizer import SettlingMessages, World

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from kafka_marshal.engine.claims.shares import ShareLease
+from kafka_marshal.engine.claims.keys import ShareLease
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer
 from kafka_marshal.engine.work.run import offset_of

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from kafka_marshal.engine.shares.timing import LINGER_MS, WORTH_MS, Free, Speed, count, drawn_wait, worth_it_at
+from kafka_marshal.engine.shares.taking import LINGER_MS, WORTH_MS, Free, Speed, count, drawn_wait, worth_it_at
 
 #: One handler that takes 5 ms.
 SPEED = Speed(rate=0.2, max_messages=500, batch_ms=250.0, answer_ms=5.0)

@@ -15,10 +15,9 @@ from kafka_marshal.engine.settings import GroupOptions
 from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.engine.work.lanes import Lanes, Order
-from kafka_marshal.engine.work.open_messages import Try
+from kafka_marshal.engine.work.open_messages import Kind, Request, Try
 from kafka_marshal.engine.work.pull import Take, Wanted
 from kafka_marshal.engine.work.run import offset_of
-from kafka_marshal.engine.work.settling import Kind, Request
 from rationalizer import SettlingMessages, World, codes, key_hash, route_lease
 from rationalizer.holes import NO_KEY, Hole
 from rationalizer.limits import MAX_KEY_HASH
@@ -338,7 +337,7 @@ def test_u2_while_most_tries_fail_few_of_them_are_logged_and_none_is_refused() -
 
 def test_h5_what_the_log_has_no_room_for_is_not_sent_until_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten messages wait for their next try, and three may be open: the other seven cost nothing."""
-    for module in ("kafka_marshal.engine.work.settling", "rationalizer.settling"):
+    for module in ("kafka_marshal.engine.work.open_messages", "rationalizer.settling"):
         monkeypatch.setattr(f"{module}.MAX_HOLES", 3)
     net = net_with(end=10)
     worker = Worker(net, "w", concurrency=10)

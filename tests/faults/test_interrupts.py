@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.engine.work.buffer import Buffer
+from kafka_marshal.engine.work.tracker import Buffer
 from kafka_marshal.ports import Message
 from tests.faults.cases import CASES
 from tests.faults.stories import TOPIC, WITHOUT, member, memory_cluster, verdict

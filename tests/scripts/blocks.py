@@ -1,4 +1,4 @@
-"""The commands of scripts about messages that wait for a transaction (`kafka_marshal/engine/work/purgatory.py`).
+"""The commands of scripts about messages that wait for a transaction (`kafka_marshal/engine/work/in_lanes.py`).
 
 partition [at=40] [done=45-49]      a new one: everything below 40 is done, and these offsets, too
 deliver 40-49 [keys=aab]            to lanes, one key each (or these keys, over and over)
@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from kafka_marshal.engine.work.assignment import Assignment, Stage
-from kafka_marshal.engine.work.buffer import Buffer
+from kafka_marshal.engine.work.in_lanes import Block, Finished
 from kafka_marshal.engine.work.lane import Lane
-from kafka_marshal.engine.work.purgatory import Block, Finished
 from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.engine.work.tracker import Buffer
 from kafka_marshal.ports import Message
 from tests.engine.lanes_bench import Bench, Record
 from tests.scripts.records import options_of

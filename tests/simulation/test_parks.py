@@ -12,8 +12,7 @@ from kafka_marshal.adapters.message import Message
 from kafka_marshal.engine.work.in_lanes import InLanes
 from kafka_marshal.engine.work.lane import Lane, Owner
 from kafka_marshal.engine.work.lanes import Lanes
-from kafka_marshal.engine.work.open_messages import OpenMessages
-from kafka_marshal.engine.work.settling import Kind, Settled
+from kafka_marshal.engine.work.open_messages import Kind, OpenMessages, Settled
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.testing.simulation import Client, Fault, Job, Scenario, simulate, simulate_one
 from kafka_marshal.testing.simulation.campaign import Report

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal.engine.claims.applied import LeaseRecords
-from kafka_marshal.engine.claims.shares import ShareLease
+from kafka_marshal.engine.claims.keys import ShareLease
 from kafka_marshal.engine.shares.consumer import SharedAssignment, SharedRevocation
 from kafka_marshal.engine.shares.desk import Desk
 from kafka_marshal.errors import ConfigurationError

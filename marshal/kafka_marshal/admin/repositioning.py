@@ -20,7 +20,7 @@ from typing import Protocol
 from kafka_marshal.admin.aside import aside_of, open_again
 from kafka_marshal.admin.positions import Keep, Move, moves_to, without
 from kafka_marshal.admin.session import Session
-from kafka_marshal.engine.claims.manual import ManualLease
+from kafka_marshal.engine.claims.leases import ManualLease
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.work.copies import Aside
 from kafka_marshal.errors import AdminError, MarshalError

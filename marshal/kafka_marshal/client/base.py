@@ -36,7 +36,7 @@ from kafka_marshal.engine.kinds import coordinated_group, is_coordinated
 from kafka_marshal.engine.settings import ConsumerSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.consumer import ConsumerEngine
-from kafka_marshal.engine.work.hand import Hand
+from kafka_marshal.engine.work.pull import Hand
 from kafka_marshal.engine.work.stuck import Stuck
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.logs import log

@@ -8,7 +8,7 @@ from shlex import quote
 
 from kafka_marshal.client.lease import Lease
 from kafka_marshal.client.view import lease_info
-from kafka_marshal.engine.claims.manual import ManualLease
+from kafka_marshal.engine.claims.leases import ManualLease
 from kafka_marshal.engine.kinds import coordinated_group, is_coordinated
 from kafka_marshal.engine.work.topic_mark import kafka_counts
 from kafka_marshal.errors import ClaimTimeoutError, ConfigurationError, GroupPausedError, HeldError, MarshalError

@@ -10,7 +10,7 @@ from math import inf
 from typing import Protocol
 
 from kafka_marshal.client.health import examine
-from kafka_marshal.engine.claims.manual import ManualLease
+from kafka_marshal.engine.claims.leases import ManualLease
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.logs import log

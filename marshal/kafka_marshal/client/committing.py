@@ -3,7 +3,7 @@
 ::
 
     workers             report finished messages, with what these hold back
-    the engine          collects them: :mod:`kafka_marshal.engine.work.purgatory`
+    the engine          collects them: :mod:`kafka_marshal.engine.work.in_lanes`
     committers          our threads: each takes a block of one partition, and commits it as one transaction
 
 One committer at a time waits for the next block. When it has one, another takes its place.
@@ -26,8 +26,8 @@ from kafka_marshal.client.handling import Retry
 from kafka_marshal.client.held_back import Held, LettersInTransactions
 from kafka_marshal.client.transactions import Committing
 from kafka_marshal.engine.work.assignment import Run
-from kafka_marshal.engine.work.behind import HeldBack
-from kafka_marshal.engine.work.purgatory import BLOCK_MESSAGES, Block, Finished, Purgatory
+from kafka_marshal.engine.work.in_lanes import BLOCK_MESSAGES, Block, Finished, Purgatory
+from kafka_marshal.engine.work.lane import HeldBack
 from kafka_marshal.errors import LeaseLostError, ProduceError, TransactionError
 from kafka_marshal.logs import log
 from kafka_marshal.types import Key

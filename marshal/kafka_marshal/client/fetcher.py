@@ -15,8 +15,8 @@ from typing import Protocol
 
 from kafka_marshal.client.shared_reads import runs, shared_reader
 from kafka_marshal.engine.work.consumer import ConsumerEngine
-from kafka_marshal.engine.work.hold_up import hold_up, hold_up_stuck
-from kafka_marshal.engine.work.memory import FIRST_READ, mean_bytes
+from kafka_marshal.engine.work.in_lanes import FIRST_READ, mean_bytes
+from kafka_marshal.engine.work.pull import hold_up, hold_up_stuck
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.stalled_fetch import FetchMonitor

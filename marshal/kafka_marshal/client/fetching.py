@@ -27,9 +27,9 @@ from kafka_marshal.engine.effects import TakeOver
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Grant, Run
 from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.engine.work.in_lanes import Finished
 from kafka_marshal.engine.work.open_messages import hash_of
 from kafka_marshal.engine.work.pull import AwaitGrant, End, Fetch, GrantedPull, Pull, Take, Wait, Wanted
-from kafka_marshal.engine.work.purgatory import Finished
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.errors import ConfigurationError

@@ -11,9 +11,8 @@ from kafka_marshal.client.breaker import FAILING, SAID_AFTER_MS
 from kafka_marshal.engine.groups.member import MemberState
 from kafka_marshal.engine.plane import HUNG, Checkpointing
 from kafka_marshal.engine.settings import Why
-from kafka_marshal.engine.work.behind import HANGS_MS, HeldBack, lasting
 from kafka_marshal.engine.work.consumer import ConsumerEngine
-from kafka_marshal.engine.work.hot_keys import HotKey
+from kafka_marshal.engine.work.lane import HANGS_MS, HeldBack, HotKey, lasting
 from kafka_marshal.engine.work.lanes import HELD_BACK_MS
 from kafka_marshal.engine.work.stuck import Stuck
 from rationalizer.limits import MANY_HOLES, MAX_HOLES

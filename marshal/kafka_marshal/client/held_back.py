@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.dead_letters import headers_of
 from kafka_marshal.client.transactions import Output
+from kafka_marshal.engine.work.in_lanes import Finished
 from kafka_marshal.engine.work.lane import Lane
-from kafka_marshal.engine.work.purgatory import Finished
 
 #: Memory of an output besides its key, value and headers (bytes).
 OUTPUT_BYTES = 300

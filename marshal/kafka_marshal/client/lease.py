@@ -6,7 +6,7 @@ from types import TracebackType
 
 from kafka_marshal import arguments
 from kafka_marshal.client.one_process import OneProcess, WithBlock
-from kafka_marshal.engine.claims.manual import Answer, ManualLease
+from kafka_marshal.engine.claims.leases import Answer, ManualLease
 from kafka_marshal.errors import ConfigurationError, LeaseLostError
 from kafka_marshal.node.driver import Driver
 

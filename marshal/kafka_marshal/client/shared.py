@@ -14,9 +14,9 @@ from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedAssignment, SharedConsumer
 from kafka_marshal.engine.work.lanes import Order
+from kafka_marshal.engine.work.open_messages import Kind
 from kafka_marshal.engine.work.pull import Pull
 from kafka_marshal.engine.work.run import offset_of
-from kafka_marshal.engine.work.settling import Kind
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.types import BatchToken, Delivery, Start, WhenStuck
 from rationalizer import key_hash

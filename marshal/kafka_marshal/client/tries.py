@@ -22,10 +22,10 @@ from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import RunOptions
 from kafka_marshal.client.held_back import held_back
 from kafka_marshal.engine.work.assignment import Assignment, stable_of
+from kafka_marshal.engine.work.in_lanes import Finished
 from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.engine.work.lanes import Lanes
 from kafka_marshal.engine.work.open_messages import hash_of
-from kafka_marshal.engine.work.purgatory import Finished
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.guard import report
 from kafka_marshal.logs import log

@@ -22,19 +22,16 @@ from random import Random
 from typing import Protocol, overload
 
 from kafka_marshal.engine.claims.applied import LeaseRecords
-from kafka_marshal.engine.claims.keys import KeySource
+from kafka_marshal.engine.claims.keys import KeySource, ShareSource
 from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
 from kafka_marshal.engine.claims.peers import Peers
-from kafka_marshal.engine.claims.shares import ShareSource
 from kafka_marshal.engine.effects import Call, Effect, LookUp, Outbox, TakeOver
-from kafka_marshal.engine.groups.applied import Host
-from kafka_marshal.engine.groups.client import GroupClient
+from kafka_marshal.engine.groups.client import GroupClient, Host
 from kafka_marshal.engine.inputs import T, Ts, given
 from kafka_marshal.engine.kinds import coordinated_group
 from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
-from kafka_marshal.engine.shares.consumer import SharedConsumer, settle_for
-from kafka_marshal.engine.shares.keys import KeyConsumer
+from kafka_marshal.engine.shares.consumer import KeyConsumer, SharedConsumer, settle_for
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import REPORTING
 from kafka_marshal.engine.work.consumer import ConsumerEngine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kafka_marshal.engine.readings import reading
+from kafka_marshal.engine.inputs import reading
 from kafka_marshal.ports import Message
 from rationalizer import Progress, key_hash
 from rationalizer.holes import Hole

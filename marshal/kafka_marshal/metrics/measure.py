@@ -17,13 +17,12 @@ from kafka_marshal.client.handled import ProcessTimes, error_type
 from kafka_marshal.client.handling import Hooks
 from kafka_marshal.client.health import Health, examine, held_back, hot_keys
 from kafka_marshal.client.shared_reads import SharedReader, kept_bytes
-from kafka_marshal.engine.claims.keys import KeyParts
+from kafka_marshal.engine.claims.keys import KeyParts, ShareLease
 from kafka_marshal.engine.claims.peers import holders
-from kafka_marshal.engine.claims.shares import ShareLease
 from kafka_marshal.engine.figures import Histogram
 from kafka_marshal.engine.shares.consumer import SharedConsumer
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage, Tracker
-from kafka_marshal.engine.work.buffer import Buffer
+from kafka_marshal.engine.work.tracker import Buffer
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.metrics.rows import (
     CheckpointMetrics,

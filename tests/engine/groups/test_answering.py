@@ -10,7 +10,7 @@ import pytest
 from kafka_marshal.engine.effects import Outbox, Warn
 from kafka_marshal.engine.groups.checkpoints import answering
 from kafka_marshal.engine.groups.checkpoints.answering import Answering
-from kafka_marshal.engine.groups.checkpoints.figures import CheckpointFigures
+from kafka_marshal.engine.groups.checkpoints.shown import CheckpointFigures
 from kafka_marshal.engine.groups.pieces import HeldPiece
 from kafka_marshal.engine.settings import CheckpointOptions
 from kafka_marshal.types import Key

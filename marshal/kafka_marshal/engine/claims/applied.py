@@ -7,11 +7,9 @@ from random import Random
 from typing import Any, Protocol
 
 from kafka_marshal.engine.claims.client import ClaimsClient
-from kafka_marshal.engine.claims.keys import KeySource
-from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
-from kafka_marshal.engine.claims.manual import ManualLease
+from kafka_marshal.engine.claims.keys import KeySource, ShareSource
+from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState, ManualLease
 from kafka_marshal.engine.claims.peers import Peers, vacant_since
-from kafka_marshal.engine.claims.shares import ShareSource
 from kafka_marshal.engine.effects import Outbox, Warn
 from kafka_marshal.engine.figures import Histogram
 from kafka_marshal.engine.holding import HandIn

@@ -1,4 +1,4 @@
-"""A consumer that shares its partitions by batches: the parts in which it differs from one that holds them whole."""
+"""Consumers of partitions that the program names (U12), or shares by batches: where they differ from others."""
 
 from __future__ import annotations
 
@@ -7,29 +7,26 @@ from random import Random
 from typing import cast
 from weakref import ref
 
-from kafka_marshal.engine.claims.shares import ShareSource
+from kafka_marshal.engine.claims.keys import KeySource, ShareSource
 from kafka_marshal.engine.effects import Outbox, StartFetch, StopFetch
 from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.holding import Holding, Owner
 from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.plane import Loss
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings, SharingOptions
-from kafka_marshal.engine.shares.desk import Desk, Given
-from kafka_marshal.engine.shares.taking import Taking
-from kafka_marshal.engine.shares.timing import LINGER_MS
-from kafka_marshal.engine.shares.tracking import BatchBuffer, BatchTracker
+from kafka_marshal.engine.shares.desk import BatchBuffer, BatchTracker, Desk, Given
+from kafka_marshal.engine.shares.taking import LINGER_MS, Taking
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage
-from kafka_marshal.engine.work.behind import LeftBehind
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.engine.work.lane import LeftBehind
+from kafka_marshal.engine.work.open_messages import Kind, Request
 from kafka_marshal.engine.work.positions import Positions
-from kafka_marshal.engine.work.revocation import Revocation
+from kafka_marshal.engine.work.revocation import Revocation, Schedule
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of
-from kafka_marshal.engine.work.schedule import Schedule
 from kafka_marshal.engine.work.settlements import GIVEN_BACK
-from kafka_marshal.engine.work.settling import Kind, Request
 from kafka_marshal.ports import Message
 from kafka_marshal.types import BatchToken, Key
 from rationalizer import Progress, codes
@@ -640,3 +637,57 @@ def settle_for(
             consumer.delivery.in_lanes.skip(share, offset)
             consumer.delivery.park(run, offset, hashed, reason, now, kind)
             share.report(now)
+
+
+class KeyPositions(Positions):
+    """Where the group begins is looked up before the claim of some keys: the first one sets it for all (B3)."""
+
+    _consumer: KeyConsumer
+
+    def _needs_start(self, assignment: Assignment) -> bool:
+        return assignment.lease.keys is None and super()._needs_start(assignment)
+
+    def located(self, assignment: Assignment, low: int, high: int, start: int, now: float) -> None:
+        if assignment.stage is Stage.CLAIMING:
+            self._consumer.named.claim_from(assignment.lease, start or None, now)
+        else:
+            super().located(assignment, low, high, start, now)
+
+
+class KeyConsumer(ConsumerEngine):
+    """A consumer of named partitions."""
+
+    positions: KeyPositions
+
+    _positions_kind = KeyPositions
+
+    @property
+    def named(self) -> KeySource:
+        """The same as ``source``."""
+        return cast("KeySource", self.source)
+
+    def take_on(
+        self,
+        key: Key,
+        is_first: bool,
+        want: Callable[[Owner], Holding],
+        claims_before: Mapping[int, int] | None = None,
+    ) -> None:
+        super().take_on(key, is_first, want, claims_before)
+        assignment = self.assignments[key]
+        if assignment.lease.keys is None:
+            return
+        assignment.wary = None  # others may have died of its messages, and nothing is done yet (U1)
+        came_later = self.source.view.came_later(key)
+        if self.named.is_known(key) or came_later or self.settings.start == "earliest":
+            self.named.claim_from(assignment.lease, None, self.named.now)
+        else:
+            self.positions.look_up(assignment, self.settings.start, claims_before)
+
+    def on_granted(self, assignment: Assignment, now: float) -> None:
+        self.named.granted(assignment.key)
+        super().on_granted(assignment, now)
+
+    def on_refused(self, assignment: Assignment, code: str, now: float) -> None:
+        super().on_refused(assignment, code, now)
+        self.named.refused(assignment.key, code, now)

@@ -1,19 +1,143 @@
-"""Takes batches for one consumer, from whichever of its partitions has most for each idle sharer (U8)."""
+"""Takes batches for one consumer, from whichever of its partitions has most for each idle sharer (U8).
+
+All sharers see the same free messages at nearly the same time. If all took at once, all but one would write for
+nothing. So with fewer messages than idle sharers each waits a time that it draws, long enough that the first one's
+record is seen by the others; and all wait until the messages are worth a record.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from math import inf
+from math import ceil, inf
 from random import Random
-from typing import Protocol
+from statistics import median
+from typing import Final, NamedTuple, Protocol
 
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.desk import Desk, Given
-from kafka_marshal.engine.shares.pace import Pace
-from kafka_marshal.engine.shares.timing import Free, count, drawn_wait, worth_it_at
 from kafka_marshal.types import Key
 from rationalizer.limits import MAX_SETTLED_OFFSETS
 from rationalizer.wire.records import Take
+
+#: The oldest free message waits this long (ms) for others, so that they share a record.
+LINGER_MS: Final = 20.0
+
+#: What is handled in this time (ms) is worth a record; between two takes of one sharer there is as much.
+WORTH_MS: Final = 50.0
+
+
+class Free(NamedTuple):
+    """What of one partition the next take may have, as our replica and our reader show it."""
+
+    #: How many messages.
+    messages: int
+    #: Since when (own clock, ms) the oldest of them has been free.
+    since: float
+    #: The sharers, and those of them that have no batch; both with this one.
+    sharers: int
+    idle: int
+
+
+class Speed(NamedTuple):
+    """How fast this member handles messages, and how fast the log answers."""
+
+    #: Messages for each millisecond, by all its handlers.
+    rate: float
+    #: The most messages of a batch, and how long (ms) it may take to handle them.
+    max_messages: int
+    batch_ms: float
+    #: The median time (ms) from appending a record to seeing it applied.
+    answer_ms: float
+
+    @property
+    def full(self) -> int:
+        """The messages of a full batch."""
+        return max(1, min(self.max_messages, int(self.rate * self.batch_ms)))
+
+    @property
+    def worth(self) -> int:
+        """How many messages are worth a record."""
+        return max(1, min(self.max_messages, int(self.rate * WORTH_MS)))
+
+
+def worth_it_at(free: Free, speed: Speed, taken_at: float) -> float:
+    """From when on (own clock, ms) a take is worth a record; inf: nothing is free. taken_at: of our last take."""
+    if free.messages <= 0:
+        return inf
+    if free.messages >= speed.full:
+        return 0.0
+    ripe = 0.0 if free.messages >= speed.worth else free.since + LINGER_MS
+    return max(ripe, taken_at + WORTH_MS)
+
+
+def drawn_wait(free: Free, speed: Speed, draw: float) -> float:
+    """How long (ms) to wait, and look again, so that not all take at once; draw: 0 … 1.
+
+    What counts is how many batches are free: if one take leaves nothing, all others would write for nothing.
+    """
+    batches = free.messages / count(free, speed)
+    return draw * 2.0 * speed.answer_ms * max(0.0, free.idle / max(1.0, batches) - 1.0)
+
+
+def count(free: Free, speed: Speed) -> int:
+    """How many of the free messages to take: with others at work, not more than half of this member's part."""
+    fair = ceil(free.messages / (2 * max(1, free.sharers)))
+    return max(1, speed.worth, min(speed.full, fair))
+
+
+#: Before anything was measured: messages for each millisecond, and the time (ms) from append to applied.
+FIRST_RATE: Final = 0.2
+FIRST_ANSWER_MS: Final = 10.0
+
+#: A measurement takes at least this long (ms), while something is in flight.
+MEASURED_MS: Final = 20.0
+
+#: The median of this many answers counts.
+ANSWERS: Final = 15
+
+
+class Pace:
+    """Measures one consumer. Called under the shell's lock."""
+
+    def __init__(self, options: SharingOptions) -> None:
+        self._batch_ms = options.batch_ms
+        #: The most messages of a batch.
+        self.max_messages: int = options.max_messages
+        self._rate = FIRST_RATE
+        self._answers: deque[float] = deque([FIRST_ANSWER_MS], ANSWERS)
+        self._looked_at = 0.0
+        self._was_busy = False
+        self._busy_ms = 0.0
+        self._done_at_start = 0
+
+    def look(self, done: int, in_hand: int, now: float) -> None:
+        """done: messages ever done; in_hand: in flight now."""
+        if self._was_busy:
+            self._busy_ms += now - self._looked_at
+        self._looked_at, self._was_busy = now, in_hand > 0
+        found = done - self._done_at_start
+        if self._busy_ms < MEASURED_MS or not found:
+            if self._busy_ms * self._rate > 2 * (found + in_hand):  # a batch may be reported as a whole, at its end
+                self._rate = max(1, found) / self._busy_ms
+            return
+        self._rate += (found / self._busy_ms - self._rate) / 2
+        self._busy_ms, self._done_at_start = 0.0, done
+
+    def begun(self, now: float) -> None:
+        """Messages are in flight from now on."""
+        if not self._was_busy:
+            self._looked_at, self._was_busy = now, True
+
+    def answered(self, took_ms: float) -> None:
+        """The log answered a record after this time (ms)."""
+        self._answers.append(took_ms)
+
+    @property
+    def speed(self) -> Speed:
+        """The figures."""
+        return Speed(self._rate, self.max_messages, self._batch_ms, median(self._answers))
+
 
 #: While nothing succeeds here: after this time (ms) more is taken of a partition of which this member has messages, up
 #: to this number.

@@ -12,7 +12,7 @@
 
 Between POSITIONING and ASSIGNING, a partition that is processed in transactions is taken over: TAKING_OVER
 (:mod:`.taking_over`). It returns there whenever it needs a new producer and may no longer be where it was. In a group
-that takes checkpoints, its state is restored there: RESTORING (:mod:`.cutting`).
+that takes checkpoints, its state is restored there: RESTORING (:class:`.consumer.Cutting`).
 
 REVOKING has a limit: what is in flight after ``revoke_timeout`` (or a message's ``handler_timeout``) is left behind.
 
@@ -35,15 +35,62 @@ from kafka_marshal.engine.holding import HandIn, Holding
 from kafka_marshal.engine.plane import PartitionSource, Settles
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, ConsumerSettings
 from kafka_marshal.engine.work import tracker
-from kafka_marshal.engine.work.buffer import Buffer
-from kafka_marshal.engine.work.notes import Told, Watch
 from kafka_marshal.engine.work.open_messages import MOST_AHEAD, OpenMessages
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.engine.work.tracker import Buffer
 from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
 from rationalizer import Progress
 from rationalizer.limits import NOTHING_DONE
+
+
+class Told:
+    """What was reported to the log of an assignment, and when to resend it."""
+
+    __slots__ = (
+        "has_come",
+        "mark_sent_at",
+        "ranges",
+        "ranges_due",
+        "revoked_at",
+        "start_beat",
+        "start_beat_sent",
+        "topic_id",
+    )
+
+    def __init__(self) -> None:
+        #: The last_offset of the start beat (P9) under way; None: there is none.
+        self.start_beat: int | None = None
+        self.start_beat_sent: float = 0.0
+        #: The ranges of the last CommitRanges, and when to resend them.
+        self.ranges: list[tuple[int, int]] = []
+        self.ranges_due: float = 0.0
+        #: When the mark of its topic was sent (P12); None: not yet, or the log had it already.
+        self.mark_sent_at: float | None = None
+        #: The id of the topic in which it began; None: not known yet. The name may be that of another topic by now.
+        self.topic_id: str | None = None
+        #: Whether messages of it have come: the mark goes ahead of what will be done of them.
+        self.has_come: bool = False
+        #: Since when (own clock, ms) its release waits for messages in flight.
+        self.revoked_at: float = 0.0
+
+
+class Watch:
+    """The known end of an assignment's log, and since when nothing has arrived; for StuckPartitions."""
+
+    __slots__ = ("asked_at", "asked_end", "log_end", "look_up_at", "looked_up", "quiet")
+
+    def __init__(self) -> None:
+        #: The next offset at the last check, and since when it has been the next one.
+        self.quiet: tuple[int, float] | None = None
+        #: The position and time of the last look-up at the leader; when the next one is due (None: not at all).
+        self.looked_up: tuple[int, float] = (-1, 0.0)
+        self.look_up_at: float | None = None
+        self.log_end: int | None = None
+        #: The log end that the leader reported, and when it was last asked (or the position last moved).
+        self.asked_end: int = 0
+        self.asked_at: float = 0.0
 
 
 class Stage(StrEnum):

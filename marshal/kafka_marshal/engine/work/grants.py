@@ -11,8 +11,8 @@ from kafka_marshal.engine.plane import Settles
 from kafka_marshal.engine.settings import TURN_MS
 from kafka_marshal.engine.work.assignment import Assignment, Grant, Mover, Run, Stage
 from kafka_marshal.engine.work.in_lanes import InLanes
+from kafka_marshal.engine.work.open_messages import Entries
 from kafka_marshal.engine.work.run import offset_of
-from kafka_marshal.engine.work.settling import Entries
 from kafka_marshal.types import Key
 from rationalizer import codes
 

@@ -19,11 +19,20 @@ from heapq import heapify, heappop, heappush
 from typing import Literal
 
 from kafka_marshal.engine.work.assignment import Assignment, Stage
-from kafka_marshal.engine.work.behind import HANGS_MS, HeldBack, LeftBehind, given_up
-from kafka_marshal.engine.work.hot_keys import HotKeys
-from kafka_marshal.engine.work.lane import Handlers, Lane, Lock, Owner, Partition
+from kafka_marshal.engine.work.lane import (
+    HANGS_MS,
+    Handlers,
+    HeldBack,
+    HotKeys,
+    Lane,
+    LeftBehind,
+    Owner,
+    Partition,
+    given_up,
+)
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
+from kafka_marshal.runtime import Lock
 from kafka_marshal.types import BatchToken, Key
 
 #: Messages that are handled one after another: those with the same key, those of a partition, or none.

@@ -8,17 +8,89 @@ returned step without the lock, and calls it again::
     Wait        wait until messages come, and read them; then call again
     AwaitGrant  wait for the log's answer, reading meanwhile; call ``answered``, then call again
     End         there is nothing for this call
+
+Threads of one consumer share a run and take messages from it: by ``poll``, and in all ways at most once. When memory
+runs out, partitions are no longer fetched, so that others continue: what librdkafka had fetched ahead is dropped, and
+fetched again once there is room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kafka_marshal.engine.inputs import given
-from kafka_marshal.engine.work.assignment import Grant, Run
-from kafka_marshal.engine.work.hand import Delivers, Hand
+from kafka_marshal.engine.work.assignment import Grant, Mover, Run
+from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.types import Key
+
+#: The most messages of a hand. An interrupt puts back all messages that have not left: the next hand is then smaller,
+#: twice what was handed out of the last one, at least LEAST_HAND. The size doubles with each hand.
+HAND_SIZE = 10_000
+LEAST_HAND = 64
+
+
+class Delivers(Mover, Protocol):
+    """A consumer, as its hand and its pulls see it."""
+
+    @property
+    def delivery(self) -> Delivery: ...
+
+
+class Hand:
+    """The run that threads share. They read ``run`` and set ``in_doubt`` at any time; the rest needs the lock."""
+
+    __slots__ = ("in_doubt", "run", "size")
+
+    def __init__(self) -> None:
+        #: The run that threads take messages from; None: there is none.
+        self.run: Run | None = None
+        #: An exception may have kept a message that was taken from the run in the library.
+        self.in_doubt: bool = False
+        #: The most messages that the next run may have.
+        self.size: int = HAND_SIZE
+
+    def open_run(self, now: float) -> Run | None:
+        """At least once: the run, if threads may take more messages from it now."""
+        run = self.run
+        return run if run is not None and run.has_left and now < run.assignment.lease.hand_out_until else None
+
+    def change(self, run: Run) -> None:
+        """Let threads take messages from this run from now on."""
+        self.run = run
+        self.size = min(2 * self.size, HAND_SIZE)
+
+    @given
+    def settle(self, work: Delivers, is_collecting: bool, in_doubt: bool, now: float) -> None:
+        """At least once: before the next run, take back messages of the last one that may be lost in the library.
+
+        is_collecting: the calling thread has messages of it, to hand out with those of the next run. in_doubt: whether
+        the hand was in doubt when the thread checked.
+        """
+        run = self.run
+        if run is not None and not run.has_left:
+            work.delivery.in_lanes.loops.ended(run, now)
+            in_doubt = in_doubt or not (is_collecting or run.is_settled)
+            self.run = None
+        if in_doubt:
+            self.regather(work, now)
+
+    @given
+    def regather(self, work: Delivers, now: float) -> None:
+        """Take back messages that threads took and that may not have left the library; they come next."""
+        self.in_doubt = False
+        if work.at_most_once:
+            work.delivery.grants.decide()
+            return
+        if self.run is not None:
+            self.size = max(LEAST_HAND, min(2 * self.run.handed_out, HAND_SIZE))
+            self.run = None
+        for assignment in [x for x in work.assignments.values() if x.tracker.runs]:
+            if not work.delivery.recall(assignment):
+                self.in_doubt = True  # a thread is about to hand a message out, or a traceback still refers to it
+            work.revocation.try_finish(assignment, now)
+
 
 #: The most messages read, without waiting, after a turn was ended early: other partitions may have some.
 READ_BETWEEN_TURNS = 10_000
@@ -248,3 +320,50 @@ class GrantedPull(Pull):
         if grant.run.assignment.grant is grant:
             self._grants.collect(grant.run.assignment, now)
         self._is_ahead = self._settings.claim_ahead
+
+
+@given
+def hold_up(
+    consumer: Delivers, fetched: Collection[Key], held_up: Collection[Key], room: int, now: float
+) -> dict[Key, int | None]:
+    """Partitions to change when ``room`` more messages may be fetched: the offset to fetch from; None: stop."""
+    assignments, delivery = consumer.assignments, consumer.delivery
+    if room <= 0:
+        full = [key for key in fetched if (x := assignments.get(key)) is not None and x.buffer.size]
+        if full and delivery.is_full:
+            consumer.warn(
+                f"max_bytes_in_flight ({consumer.settings.max_bytes_in_flight} bytes) is reached: nothing more is "
+                "handed out of partitions of which messages are in hand, until some of those are done"
+            )
+        _give_up(consumer, full)
+        return dict.fromkeys(full)
+    ready = [
+        x
+        for key in held_up
+        if (x := assignments.get(key)) is not None
+        and (not x.buffer.size or room >= delivery.memory.half / 2)
+        and not delivery.in_lanes.holds_up(x)
+    ]
+    for assignment in ready:
+        assignment.buffer.is_given_up = False
+    return {x.key: x.fetch_from for x in ready}
+
+
+@given
+def hold_up_stuck(consumer: Delivers, fetched: Collection[Key], now: float) -> dict[Key, int | None]:
+    """Stop fetching partitions that wait for messages in lanes, so that a read can wait for the others."""
+    full = [
+        key
+        for key in fetched
+        if (x := consumer.assignments.get(key)) is not None and x.buffer.size and consumer.delivery.in_lanes.holds_up(x)
+    ]
+    _give_up(consumer, full)
+    return dict.fromkeys(full)
+
+
+def _give_up(consumer: Delivers, keys: Iterable[Key]) -> None:
+    """Drop the buffers of partitions that wait for messages in lanes: they are fetched again in their turn."""
+    for key in keys:
+        assignment = consumer.assignments[key]
+        if consumer.delivery.in_lanes.holds_up(assignment):
+            assignment.buffer.give_up(assignment.tracker.in_hand_to)

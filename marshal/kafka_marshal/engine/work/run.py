@@ -14,7 +14,7 @@ from math import inf
 from operator import length_hint
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from kafka_marshal.engine.readings import reading
+from kafka_marshal.engine.inputs import reading
 from kafka_marshal.ports import Message
 from kafka_marshal.types import BatchToken
 

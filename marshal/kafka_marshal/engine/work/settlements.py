@@ -11,9 +11,8 @@ from kafka_marshal.engine.settings import Why
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run
 from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.in_lanes import InLanes
-from kafka_marshal.engine.work.open_messages import GROWS_MS, MOST_WARY, Try, Wary, log_waiting
+from kafka_marshal.engine.work.open_messages import GROWS_MS, MOST_WARY, Settling, Try, Wary, log_waiting
 from kafka_marshal.engine.work.run import offset_of
-from kafka_marshal.engine.work.settling import Settling
 from kafka_marshal.errors import KeyRangeError
 from kafka_marshal.types import Key
 from rationalizer import Progress, codes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kafka_marshal.engine.claims.keys import ShareLease
 from kafka_marshal.engine.claims.leases import HeldLease
-from kafka_marshal.engine.claims.shares import ShareLease
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.groups.pieces import HeldPiece
 from kafka_marshal.engine.settings import proof_margin_ms

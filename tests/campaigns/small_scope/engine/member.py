@@ -43,7 +43,7 @@ from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Stage
 from kafka_marshal.engine.work.consumer import ConsumerEngine
-from kafka_marshal.engine.work.hot_keys import LoopKeys
+from kafka_marshal.engine.work.lane import LoopKeys
 from kafka_marshal.engine.work.pull import AwaitGrant, Fetch, Take, Wanted
 from kafka_marshal.ports import Message, TopicInfo
 from kafka_marshal.types import Start

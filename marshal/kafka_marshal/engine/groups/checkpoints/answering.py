@@ -19,8 +19,7 @@ from math import inf
 
 from kafka_marshal.engine.effects import Outbox, SavedPiece, SaveState, Warn
 from kafka_marshal.engine.groups.checkpoints.cuts import Cut, Cutter, Saving, is_mark, left_means, places
-from kafka_marshal.engine.groups.checkpoints.figures import CheckpointFigures
-from kafka_marshal.engine.groups.checkpoints.shown import Shown
+from kafka_marshal.engine.groups.checkpoints.shown import CheckpointFigures, Shown
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import HeldPiece
 from kafka_marshal.engine.plane import Work

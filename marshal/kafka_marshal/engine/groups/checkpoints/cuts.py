@@ -8,8 +8,7 @@ from typing import Final
 
 from kafka_marshal.engine.effects import SavedPiece
 from kafka_marshal.engine.groups.member import Membership
-from kafka_marshal.engine.groups.pieces import HeldPiece
-from kafka_marshal.engine.groups.view import GroupView
+from kafka_marshal.engine.groups.pieces import GroupView, HeldPiece
 from kafka_marshal.engine.work.topic_mark import FIRST_MARK, mark_of, split
 from kafka_marshal.engine.work.tracker import beyond
 from kafka_marshal.types import Key
