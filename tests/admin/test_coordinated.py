@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from kafka_marshal import Admin, AdminError, ConfigurationError, GroupPausedError
-from kafka_marshal.admin import Target, coordinated
+from kafka_marshal.admin import Target, repositioning
 from kafka_marshal.errors import WrongKindError
 from rationalizer import ClaimingPartition, CommitEntry, Record, ReleaseGroup, Settings, encode, route_lease
 from rationalizer.groups.group import Group as CoordinatedGroup
@@ -208,7 +208,7 @@ def test_many_positions_go_in_as_few_records_as_they_fit(
     generation = two(group, fleet)
     fleet.leave("a", generation)
     fleet.leave("b", generation)
-    monkeypatch.setattr(coordinated, "MAX_COMMIT_ENTRIES", 1)
+    monkeypatch.setattr(repositioning, "MAX_COMMIT_ENTRIES", 1)
     before = group.worlds()[fleet.home].accepted.get("REPOSITIONED", 0)
     with group.admin().pause(group.group) as pause:
         assert len(pause.reposition({(group.data, partition): 5 for partition in range(3)})) == 3

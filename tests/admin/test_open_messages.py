@@ -12,12 +12,10 @@ import pytest
 
 from kafka_marshal import Admin, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
-from kafka_marshal.admin import Move, conversion, repositioning, settling
-from kafka_marshal.admin.groups import caught_up
-from kafka_marshal.admin.open_messages import OpenMessage
+from kafka_marshal.admin import Move, conversion, open_messages, repositioning
+from kafka_marshal.admin.open_messages import OpenMessage, Settled
 from kafka_marshal.admin.positions import Keep
-from kafka_marshal.admin.session import Session
-from kafka_marshal.admin.settling import Settled
+from kafka_marshal.admin.session import Session, caught_up
 from kafka_marshal.admin.transfer import Open, planned_export
 from kafka_marshal.errors import AdminError, ConfigurationError, KafkaUnavailableError
 from kafka_marshal.node.coordination_topic import required_settings
@@ -230,8 +228,8 @@ def test_an_operator_that_is_killed_between_two_records_is_followed_by_another(
         if shown == before:
             raise Killed
 
-    monkeypatch.setattr(settling, "MOST_ENTRIES", 1)
-    monkeypatch.setattr(settling, "passed", passed)
+    monkeypatch.setattr(open_messages, "MOST_ENTRIES", 1)
+    monkeypatch.setattr(open_messages, "passed", passed)
     act = getattr(place.admin, action)
     with pytest.raises(Killed):
         act(GROUP, "all")
@@ -248,19 +246,19 @@ def test_of_two_operators_one_redrives_each_message(place: Place, monkeypatch: p
     freed: list[Settled] = []
 
     def passed() -> None:
-        monkeypatch.setattr(settling, "passed", lambda: None)
+        monkeypatch.setattr(open_messages, "passed", lambda: None)
         freed.append(other.redrive(GROUP, place.places(5, 9)))
         place.park({9: "Again"})  # its owner has tried it, and failed again
 
-    monkeypatch.setattr(settling, "MOST_ENTRIES", 1)
-    monkeypatch.setattr(settling, "passed", passed)
+    monkeypatch.setattr(open_messages, "MOST_ENTRIES", 1)
+    monkeypatch.setattr(open_messages, "passed", passed)
     done = place.admin.redrive(GROUP, "all")
     assert offsets(freed[0].messages) == [5, 9]
     assert offsets(done.messages) == [3, 11]
     assert done.left == {}  # the two share the work
     assert place.holes()[9] == "Again"
     place.park({3: "Again", 5: "Again"})
-    monkeypatch.setattr(settling, "passed", lambda: other.redrive(GROUP, place.places(5)))
+    monkeypatch.setattr(open_messages, "passed", lambda: other.redrive(GROUP, place.places(5)))
     named = place.admin.redrive(GROUP, place.places(3, 5))
     assert [at[2] for at in named.left] == [5]
     assert all(why.startswith("it changed meanwhile: it is ") for why in named.left.values())
@@ -279,7 +277,7 @@ def test_a_rate_is_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Session.wait_for
 
     def wait_for(self: Any, met: Callable[[], object], until: float) -> bool:
-        if met is not settling._never:
+        if met is not open_messages._never:
             return real(self, met, until)
         waits.append(until)
         return False

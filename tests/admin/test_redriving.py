@@ -10,8 +10,8 @@ import pytest
 from kafka_marshal import Admin
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.adapters.memory.broker import MemoryMessage
-from kafka_marshal.admin import redriving
-from kafka_marshal.admin.redriving import RedrivenLetters
+from kafka_marshal.admin import dead_letters
+from kafka_marshal.admin.dead_letters import RedrivenLetters
 from kafka_marshal.client.dead_letters import headers_of
 from kafka_marshal.errors import AdminError, ConfigurationError
 from tests.faults.stories import memory_cluster
@@ -89,7 +89,7 @@ def test_one_that_is_killed_is_continued(place: Place, at: int, monkeypatch: pyt
     class Killed(BaseException):
         pass
 
-    monkeypatch.setattr(redriving, "MOST_LETTERS", 2)
+    monkeypatch.setattr(dead_letters, "MOST_LETTERS", 2)
     calls = 0
 
     def killed(*_: int) -> None:

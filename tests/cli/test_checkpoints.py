@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.admin.groups import caught_up
-from kafka_marshal.admin.session import group_in
+from kafka_marshal.admin.session import caught_up, group_in
 from rationalizer.wire.wellformed import REACHED_AND_LEAVES
 from tests.cli.harness import Command
 from tests.cli.test_docs import documented, fields, slim

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 from urllib.parse import quote
 
-from kafka_marshal.admin.aside import aside_of
-from kafka_marshal.admin.coordinated import configure, set_around
-from kafka_marshal.admin.pause_work import PauseWork
-from kafka_marshal.admin.repositioning import move_all
-from kafka_marshal.admin.session import GroupKind, group_in
+from kafka_marshal import arguments
+from kafka_marshal.admin.base import AdminBase
+from kafka_marshal.admin.groups import configure
+from kafka_marshal.admin.pause import PauseWork
+from kafka_marshal.admin.repositioning import aside_of, move_all, set_around
+from kafka_marshal.admin.session import GroupKind, group_in, kind_in
 from kafka_marshal.admin.topic import below_level
-from kafka_marshal.admin.transfer import Open, refuse_open, refuse_transactional
+from kafka_marshal.admin.transfer import Open, check_open, refuse_open, refuse_transactional
 from kafka_marshal.beside import read_json, write_json
 from kafka_marshal.engine.work.copies import Aside
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.node.log_guard import progress_of_all
+from kafka_marshal.node.replica import Replica
 from kafka_marshal.ports import TopicPartition
 from rationalizer import Progress, World
 from rationalizer.levels import GROUPS_LEVEL
@@ -30,6 +33,8 @@ _FORMAT: Final = "kafka-marshal convert-group 1"
 #: saved: nothing is changed yet. changing: the group may be forgotten in a part of the log, or in all, and its
 #: positions set in a part. done: they are set.
 Phase = Literal["saved", "changing", "done"]
+
+_REMEDY: Final = "Stop its workers first: those of the other kind take their place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +190,58 @@ class Conversion:
     parked: tuple[tuple[str, int, int], ...] = ()
 
 
+class GroupConversion(AdminBase):
+    """The method of :class:`~kafka_marshal.admin.Admin` that changes a group to the other kind."""
+
+    def convert_group(
+        self,
+        group: str,
+        to: GroupKind,
+        *,
+        file: str | os.PathLike[str] | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+        timeout: float = 30.0,
+        open_messages: Open = None,
+    ) -> Conversion:
+        """Make a claimed group a coordinated one, or the other way round, with its positions.
+
+        Stop its workers first. All progress is saved to ``file`` (default: kafka-marshal-convert-GROUP.json in the
+        working directory) before anything is changed; the group is paused until all positions are set. After a kill at
+        any point, the same call continues. Only positions are carried over: messages done above them are repeated, and
+        named in ``repeats``. Messages that were set aside stay so. ``open_messages``: of other open messages: with
+        ``"repeat"`` they come again, and all above them; with ``"drop"`` they count as done; None: AdminError if there
+        are some. Convert sinks, too: ``sink.convert(group, to)``.
+        ``force``: set the saved positions although the group was at work after an earlier, interrupted run.
+        Raises AdminError if the group is unknown, of that kind already, or alive, and if it was not finished: then call
+        it again. Raises ConfigurationError if the file is another one, or can't be written.
+        """
+        arguments.one_of("to", to, ("claimed", "coordinated"))
+        check_open(open_messages)
+        path = file_of(group) if file is None else Path(file)
+        timeout = arguments.seconds("timeout", timeout)
+        self._check_group(group)
+        plan = Plan.read(path)
+        if plan is not None:
+            plan.check(path, group, self.topic, to)
+        if dry_run and plan is not None and plan.phase == "changing":
+            return plan.conversion(path, resumed=True)
+        if dry_run:
+            return self._look(lambda _, replica: self._planned(replica, group, to, path, open_messages))
+        # The pause of a killed admin may still be in force: it is continued in its name.
+        client_id = self.client_id if plan is None or plan.phase == "done" else plan.client_id
+        if client_id == self.client_id:
+            self._refuse_living(group, timeout, "Nothing was changed", _REMEDY)
+        with self._paused(group, timeout, client_id) as pause:
+            return pause.carry_out("convert", _convert, self.topic, to, path, force, open_messages)
+
+    def _planned(self, replica: Replica, group: str, to: GroupKind, path: Path, open_messages: Open) -> Conversion:
+        kind, too_low = kind_in(replica.worlds, group), below_level(replica.worlds, GROUPS_LEVEL)
+        saved = saved_in(replica.worlds, group, open_messages)
+        plan = _plan_conversion(group, self.topic, self.client_id, kind, to, saved, too_low)
+        return plan.conversion(path, resumed=False)
+
+
 def is_unfinished(group: str, file: Path | None) -> Path | None:
     """The file of an earlier, unfinished conversion that has begun to change the group; None: there is none."""
     path = file_of(group) if file is None else file
@@ -201,7 +258,7 @@ def file_of(group: str) -> Path:
 passed: Callable[[str], None] = lambda _: None  # noqa: E731
 
 
-def plan_conversion(
+def _plan_conversion(
     group: str, log: str, client_id: str, kind: GroupKind | None, to: GroupKind, saved: list[Saved], too_low: list[int]
 ) -> Plan:
     """The plan. Raises AdminError if the group can't be converted."""
@@ -219,7 +276,7 @@ def plan_conversion(
     return Plan(group, log, to, client_id, "saved", tuple(saved))
 
 
-def convert(
+def _convert(
     work: PauseWork, log: str, to: GroupKind, path: Path, force: bool, open_messages: Open = None
 ) -> Conversion:
     """Carry out the plan, or continue it, under our pause."""
@@ -248,7 +305,7 @@ def _saved(work: PauseWork, log: str, to: GroupKind, open_messages: Open) -> Pla
         kind, too_low = session.kind(), below_level(session.worlds, GROUPS_LEVEL)
         saved = saved_in(session.worlds, session.group_id, open_messages)
         group = session.group()
-    plan = plan_conversion(session.group_id, log, session.client_id, kind, to, saved, too_low)
+    plan = _plan_conversion(session.group_id, log, session.client_id, kind, to, saved, too_low)
     return plan if group is None else replace(plan, settings=asdict(group.settings))
 
 
@@ -277,7 +334,7 @@ def _refuse_living(work: PauseWork) -> None:
     if alive:
         raise AdminError(
             f"group {work.group_id!r} is alive: {', '.join(map(repr, alive[:4]))} answered the pause. Nothing was "
-            "changed, and it goes on. Stop its workers first: those of the other kind take their place"
+            f"changed, and it goes on. {_REMEDY}"
         )
 
 
@@ -332,8 +389,8 @@ def _forget_old(work: PauseWork, to: GroupKind) -> None:
 def _set(work: PauseWork, plan: Plan) -> None:
     """Set the positions that are not set yet."""
     session = work.session
-    work.extend_if_short()
-    work.check()
+    work.hold.extend_if_short()
+    work.hold.check()
     with session.locked():
         kind = session.kind()
         found = progress_of_all(session.worlds, plan.group)
@@ -351,5 +408,5 @@ def _set(work: PauseWork, plan: Plan) -> None:
         metadata = {each.key: each.metadata for each in left if each.metadata}
         set_around(session, targets, {each.key: each.aside for each in left}, metadata, passed)
     elif targets:
-        move_all(work, session, targets, aside={each.key: each.aside for each in left if each.parked})
+        move_all(work.hold, session, targets, aside={each.key: each.aside for each in left if each.parked})
     passed("set")

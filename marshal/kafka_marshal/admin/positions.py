@@ -1,14 +1,21 @@
-"""Targets of a move, resolved to offsets of the data partitions' logs."""
+"""Targets of a move, resolved to offsets of the data partitions' logs; and the positions before it, in a file."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, Final, Self, cast
+from urllib.parse import quote
 
 from kafka_marshal import arguments
+from kafka_marshal.beside import read_json, write_json
 from kafka_marshal.engine.work.topic_mark import split, why_lost
 from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.ports import Cluster, FaultKind, TopicPartition
@@ -22,6 +29,8 @@ WORDS = ("earliest", "latest", "readable")
 LOOKUP_TIMEOUT_S = 10.0
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_FORMAT: Final = "kafka-marshal release-group 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +259,99 @@ def open_at(
     holes = [] if progress is None else [hole for hole in progress.open if hole.first <= most]
     closed = tuple((hole.first, min(hole.last, most)) for hole in holes if why_lost or not hole.is_parked)
     return closed, tuple(hole.first for hole in holes if hole.is_parked and not why_lost)
+
+
+# -- the positions before a move, in a file --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Replaced:
+    """One partition: the position before (None: none), what was done above it, and the position after."""
+
+    topic: str
+    partition: int
+    before: int | None
+    after: int
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def key(self) -> TopicPartition:
+        return self.topic, self.partition
+
+
+@dataclass(frozen=True, slots=True)
+class MovePlan:
+    """The positions of one group that a move replaced."""
+
+    group: str
+    #: The coordination topic.
+    log: str
+    #: When (ms since 1970, by the clock of the machine that moved them).
+    time: int
+    replaced: tuple[_Replaced, ...]
+
+    @classmethod
+    def of(cls, group: str, log: str, moves: Iterable[Move]) -> Self:
+        """moves: as planned, under the pause."""
+        replaced = tuple(_Replaced(*move.key, move.before, move.after, move.ranges) for move in moves if not move.lost)
+        return cls(group, log, int(time.time() * 1000), replaced)
+
+    @property
+    def targets(self) -> dict[TopicPartition, int]:
+        """The targets of an undo; without partitions that had no position."""
+        return {each.key: each.before for each in self.replaced if each.before is not None}
+
+    @property
+    def keeps(self) -> dict[TopicPartition, Keep]:
+        """What is done above those: before the move, and since."""
+        return {each.key: Keep(each.ranges, each.after) for each in self.replaced if each.before is not None}
+
+    @property
+    def left_out(self) -> list[TopicPartition]:
+        """Partitions that an undo does not move."""
+        return [each.key for each in self.replaced if each.before is None]
+
+    def write(self, path: Path) -> None:
+        """Write it to a file, atomically. Raises ConfigurationError."""
+        refused = (
+            "the positions as they were can't be saved there ({}). Nothing was moved, and the group continues. Name "
+            "another file (--plan)"
+        )
+        write_json(path, _FORMAT, asdict(self), refused)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Self:
+        """Read it from a file. Raises ConfigurationError."""
+        try:
+            found = read_json(Path(path), _FORMAT)
+            replaced = tuple(
+                _Replaced(**{**each, "ranges": tuple((first, last) for first, last in each["ranges"])})
+                for each in found.pop("replaced")
+            )
+            return cls(**found, replaced=replaced)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigurationError(
+                f"{os.fspath(path)} is no plan that release-group wrote ({error}). Nothing was changed"
+            ) from error
+
+    def check(self, group: str, log: str) -> None:
+        """Raise ConfigurationError if it is of another group or coordination topic."""
+        if (self.group, self.log) != (group, log):
+            raise ConfigurationError(
+                f"this plan is of group {self.group!r} of {self.log!r}, not of {group!r} of {log!r}. Nothing was "
+                "changed"
+            )
+
+
+def plan_path(group: str) -> Path:
+    """The default file of a plan: in the working directory, or that of temporary files."""
+    folder = Path.cwd() if os.access(".", os.W_OK) else Path(tempfile.gettempdir())
+    name = f"kafka-marshal-release-{quote(group, safe='')}-{time.strftime('%Y%m%dT%H%M%S')}"
+    names = (f"{name}{(number and f'-{number}') or ''}.json" for number in count())
+    return next(path for each in names if not (path := folder / each).exists())
+
+
+# -- what can't be read ----------------------------------------------------------------------------------------------
 
 
 #: How long one try may take before the partition counts as unreachable (s).

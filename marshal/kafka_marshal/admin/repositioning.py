@@ -8,6 +8,7 @@
           nothing was changed                             the complete old progress of the moved ones back
 
 The error names what can't be moved back. A partition moves whole or not at all, since one record moves it.
+Positions of a coordinated group are set in its home, by one record (G21).
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Protocol
 
-from kafka_marshal.admin.aside import aside_of, open_again
+from kafka_marshal.admin.members import PauseKeeper
 from kafka_marshal.admin.positions import Keep, Move, moves_to, without
 from kafka_marshal.admin.session import Session
 from kafka_marshal.engine.claims.leases import ManualLease
@@ -25,8 +25,15 @@ from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.work.copies import Aside
 from kafka_marshal.errors import AdminError, MarshalError
 from kafka_marshal.ports import TopicPartition
-from rationalizer import Lease, codes
-from rationalizer.limits import MAX_COMMIT_RANGES, NOTHING_DONE
+from rationalizer import CommitEntry, CommitOffsets, Lease, Progress, Record, SettleOffsets, SettlingMessages, codes
+from rationalizer.holes import NO_KEY
+from rationalizer.limits import (
+    MAX_COMMIT_ENTRIES,
+    MAX_COMMIT_RANGES,
+    MAX_METADATA_BYTES,
+    MAX_WRITTEN_BYTES,
+    NOTHING_DONE,
+)
 
 #: How long all claims, and then all positions, may take to show in the log.
 STEP_TIMEOUT_S = 15.0
@@ -34,18 +41,14 @@ STEP_TIMEOUT_S = 15.0
 #: How long releases may take to show in the log when a step has failed.
 SETTLE_TIMEOUT_S = 5.0
 
+#: Entries of one record about open messages.
+MOST_ENTRIES = 1_000
 
-class PauseInForce(Protocol):
-    """The part of the pause that a move needs."""
+#: The most bytes of an entry without its topic, with room for the ids.
+_ENTRY_BYTES = 64
 
-    def check(self) -> None:
-        """Raise AdminError unless it is in force everywhere."""
-
-    def extend_if_short(self) -> None:
-        """Extend the pause if time runs short."""
-
-    def wait(self, met: Callable[[], object], timeout_s: float) -> bool:
-        """Wait until met() is true, and extend the pause meanwhile."""
+#: Why messages that wait for their next try are set aside for a moment; it stays if we are killed in between.
+_AWAITED = "it waited for its next try"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class _Done:
 
 
 def move_all(
-    pause: PauseInForce,
+    pause: PauseKeeper,
     session: Session,
     targets: Mapping[TopicPartition, int],
     keeps: Mapping[TopicPartition, Keep] = MappingProxyType({}),
@@ -102,7 +105,7 @@ def move_all(
 class _Mover:
     def __init__(
         self,
-        pause: PauseInForce,
+        pause: PauseKeeper,
         session: Session,
         targets: Mapping[TopicPartition, int],
         keeps: Mapping[TopicPartition, Keep],
@@ -333,3 +336,133 @@ def _names(keys: Iterable[TopicPartition]) -> str:
 
 def _list(moves: Sequence[Move]) -> str:
     return ", ".join(map(str, moves)) or "none"
+
+
+# -- coordinated groups: the home sets positions by one record (G21) -------------------------------------------------
+
+
+def refuse_kept(group_id: str, moves: Sequence[Move]) -> None:
+    """Raise AdminError if work above a new position shall stay done: setting a position drops it."""
+    if kept := [move for move in moves if move.kept]:
+        raise AdminError(
+            f"group {group_id!r} is coordinated, and setting its positions drops what is done above them: "
+            f"{', '.join(map(str, kept[:5]))}{' …' * (len(kept) > 5)}. Nothing was changed. Without keep_done "
+            "(--keep-done) these offsets come again; or wait until what lies below them is done"
+        )
+
+
+def set_positions(
+    session: Session,
+    targets: Mapping[TopicPartition, int],
+    metadata: Mapping[TopicPartition, str] = MappingProxyType({}),
+) -> list[Move]:
+    """Set each partition's position to its offset (the next to read), under our pause.
+
+    metadata: stored with it; of other partitions it stays.
+    Raises AdminError, which says what moved and what did not; a second call finishes it.
+    """
+    with session.locked():
+        moves = moves_to(targets, session.progress)
+    done: list[Move] = []
+    for chunk in _chunks(moves, _ENTRY_BYTES + (MAX_METADATA_BYTES if metadata else 0)):
+        (asked,) = session.ask((session.home, _record(session, chunk, metadata)))
+        outcome = asked.outcome
+        under_pause = asked.pause is not None and asked.pause.client_id == session.client_id
+        if outcome is not None and outcome.accepted and outcome.code != codes.PARTIAL and under_pause:
+            done += [replace(move, epoch=asked.offset) for move in chunk]
+            continue
+        why = "the log did not show it in time" if outcome is None else outcome.code
+        unknown = chunk if outcome is None else []
+        raise AdminError(
+            f"positions of {session.group_id!r} were not moved: {why}. "
+            + (f"Moved before that: {', '.join(map(str, done))}. " if done else "Nothing was moved. " * (not unknown))
+            + ("The rest may be moved or not. " if unknown else "")
+            + "Do it again"
+            + (" once its members have left (kafka-marshal group names them)" if why == codes.GROUP_ACTIVE else ""),
+            moved=[move.key for move in done],
+            unknown=[move.key for move in unknown],
+        )
+    return done
+
+
+def set_around(
+    session: Session,
+    targets: Mapping[TopicPartition, int],
+    some: Mapping[TopicPartition, Sequence[Aside]],
+    metadata: Mapping[TopicPartition, str] = MappingProxyType({}),
+    passed: Callable[[str], object] = str,
+) -> None:
+    """Set positions, and open messages around them, under our pause. Raises AdminError as ``set_positions`` does.
+
+    A position that is set leaves below it what is set aside, so all of that is, first (G21). Then it is opened again.
+    """
+    below = {key: [each for each in found if each.first < targets[key]] for key, found in some.items()}
+    if first := {key: found[0].first for key, found in below.items() if found}:
+        set_positions(session, dict.fromkeys(first, 0))  # nothing is left of an earlier run
+        set_positions(session, first)
+        for key, found in below.items():
+            open_again(session, key, [each._replace(reason=each.reason or _AWAITED) for each in found])
+        passed("set aside")
+    set_positions(session, targets, metadata)
+    for key, wanted in some.items():
+        open_again(session, key, [each for each in wanted if each.reason is None or each.first >= targets[key]])
+
+
+def _record(session: Session, moves: Sequence[Move], metadata: Mapping[TopicPartition, str]) -> CommitOffsets:
+    entries = tuple(
+        CommitEntry(move.topic, move.partition, through=move.last_offset, metadata=metadata.get(move.key))
+        for move in moves
+    )
+    return CommitOffsets(*session.ids, "", 0, False, entries)
+
+
+def _chunks(moves: list[Move], entry_bytes: int) -> list[list[Move]]:
+    """The fewest possible records: each partition moves in one record, usually all of them together."""
+    size = sum(len(move.topic.encode()) + entry_bytes for move in moves)
+    if len(moves) <= MAX_COMMIT_ENTRIES and size <= MAX_WRITTEN_BYTES:
+        return [moves] if moves else []
+    half = len(moves) // 2
+    return [*_chunks(moves[:half], entry_bytes), *_chunks(moves[half:], entry_bytes)]
+
+
+# -- open messages, written again (C11) ------------------------------------------------------------------------------
+
+
+def aside_of(progress: Progress | None) -> tuple[Aside, ...]:
+    """What is open, in a batch or not; ascending, neighbours that are equal in one."""
+    found: list[Aside] = []
+    for hole in [] if progress is None else progress.open:
+        each = Aside(hole.first, hole.last, hole.key_hash, hole.attempts, hole.reason)
+        if found and each.key_hash == NO_KEY and found[-1].last + 1 == each.first and found[-1][2:] == each[2:]:
+            found[-1] = found[-1]._replace(last=each.last)
+        else:
+            found.append(each)
+    return tuple(found)
+
+
+def open_again(session: Session, key: TopicPartition, some: Sequence[Aside], epoch: int | None = None) -> None:
+    """Open or park these, under our pause (*blocking*).
+
+    epoch: of our lease; None: of a coordinated group. None of them may be done.
+    Raises AdminError if the log does not show it.
+    """
+    for at in range(0, len(some), MOST_ENTRIES):
+        part = some[at : at + MOST_ENTRIES]
+        opened = tuple(
+            (each.first, each.last, None if each.key_hash == NO_KEY else each.key_hash, each.attempts)
+            for each in part
+            if each.reason is None
+        )
+        parked = tuple(
+            (each.first, each.key_hash, each.attempts, each.reason) for each in part if each.reason is not None
+        )
+        cp = session.home if epoch is None else session.cp_of(key)
+        with session.locked():
+            seen = session.worlds[cp].next_offset
+        record: Record = SettleOffsets(*session.ids, "", 0, seen, *key, open=opened, parked=parked)
+        if epoch is not None:
+            record = SettlingMessages(*session.ids, *key, epoch, seen, open=opened, parked=parked)
+        (asked,) = session.ask((cp, record))
+        if asked.outcome is None or not asked.accepted or asked.outcome.code == codes.PARTIAL:
+            why = "the log did not show it in time" if asked.outcome is None else asked.outcome.code
+            raise AdminError(f"{key[0]} [{key[1]}]: open messages were not written again ({why}). Do it again")

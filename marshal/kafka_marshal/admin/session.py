@@ -13,7 +13,9 @@ from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import AdminError, UpgradeRequiredError, WrongKindError
 from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.replica import Replica
 from kafka_marshal.node.serving import Answer, EndedError, Servants
+from kafka_marshal.node.start import Begin
 from kafka_marshal.ports import Cluster, TopicPartition
 from kafka_marshal.types import LeaseInfo
 from rationalizer import (
@@ -92,6 +94,20 @@ def wrong_kind(group_id: str, kind: GroupKind) -> WrongKindError:
         f"group {group_id!r} is a {kind} group, not a {other} one. Nothing was changed. To make it another: "
         f"kafka-marshal convert-group {quote(group_id)} --to {other}"
     )
+
+
+@contextmanager
+def caught_up(cluster: Cluster, topic: str, timeout_s: float) -> Iterator[Replica]:
+    """A replica that has read the log to its end, for reading only (*blocking*). Closes the cluster, too."""
+    try:
+        replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT)
+        try:
+            replica.catch_up(timeout_s)
+            yield replica
+        finally:
+            replica.close()
+    finally:
+        cluster.close()
 
 
 class CallerGoneError(Exception):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from shlex import quote
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.headers import headers_of
 from kafka_marshal.adapters.message import Message
+from kafka_marshal.admin.base import AdminBase
 from kafka_marshal.admin.positions import check_name
 from kafka_marshal.errors import AdminError, AuthorizationError, KafkaUnavailableError
-from kafka_marshal.node.serving import have_done
 from kafka_marshal.ports import Cluster, DataFault, FaultKind, TopicPartition
 from kafka_marshal.rights import grant
 
@@ -161,11 +160,8 @@ def _meet(fault: DataFault, key: TopicPartition, offset: int) -> None:
             )
 
 
-class StoredMessages:
-    """Base of :class:`~kafka_marshal.admin.Admin`: its methods for data topics."""
-
-    _open_cluster: Callable[[], Cluster]
-    _timeout_s: float
+class StoredMessages(AdminBase):
+    """The method of :class:`~kafka_marshal.admin.Admin` about data topics."""
 
     def message(self, topic: str, partition: int, offset: int) -> StoredMessage:
         """The message at this offset of a data topic, done or not; nothing is committed anywhere.
@@ -175,12 +171,4 @@ class StoredMessages:
         """
         check_name((topic, partition))
         offset = arguments.a_whole("offset", offset, 0)
-        cluster = self._open_cluster()
-
-        def read() -> StoredMessage:
-            try:
-                return read_message(cluster, (topic, partition), offset, self._timeout_s)
-            finally:
-                cluster.close()
-
-        return have_done(cluster.runtime, read)
+        return self._have(lambda cluster: read_message(cluster, (topic, partition), offset, self._timeout_s))

@@ -10,19 +10,23 @@ from dataclasses import replace
 from shlex import quote
 from typing import Any, Literal
 
+from kafka_marshal import arguments
 from kafka_marshal.adapters.transactions import OffsetsPendingError
-from kafka_marshal.admin.coordinated import configure, set_around
-from kafka_marshal.admin.pause_work import PauseWork
+from kafka_marshal.admin.base import AdminBase
+from kafka_marshal.admin.groups import configure
+from kafka_marshal.admin.pause import PauseWork
 from kafka_marshal.admin.positions import LOOKUP_TIMEOUT_S, Move, lost_positions, moves_to
-from kafka_marshal.admin.session import GroupKind, wrong_kind
+from kafka_marshal.admin.repositioning import set_around
+from kafka_marshal.admin.session import GroupKind, kind_in, wrong_kind
 from kafka_marshal.engine.work.copies import Copy, done_from
 from kafka_marshal.engine.work.topic_mark import kafka_counts
 from kafka_marshal.errors import AdminError, KafkaUnavailableError
 from kafka_marshal.node.log_guard import progress_of_all
+from kafka_marshal.node.replica import Replica
 from kafka_marshal.observe.open_transactions import offsets_held_text
 from kafka_marshal.observe.text import count
 from kafka_marshal.ports import Cluster, KafkaGroup, TopicPartition
-from rationalizer import Progress
+from rationalizer import Progress, route_group
 from rationalizer.holes import Hole
 from rationalizer.levels import SHARING_LEVEL
 from rationalizer.limits import MAX_METADATA_BYTES
@@ -34,7 +38,84 @@ ProgressOf = Callable[[TopicPartition], Progress | None]
 Open = Literal["repeat", "drop"] | None
 
 
-def import_positions(work: PauseWork, force: bool) -> list[Move]:
+class GroupTransfers(AdminBase):
+    """Methods of :class:`~kafka_marshal.admin.Admin` that move groups from Kafka, and to Kafka."""
+
+    def import_group(
+        self, group: str, *, force: bool = False, dry_run: bool = False, timeout: float = 30.0
+    ) -> list[Move]:
+        """Import the committed offsets of Kafka's own consumer group of that name into a coordinated group.
+
+        Neither the Kafka group (classic or KIP-848) nor the coordinated group may have members; the latter is created
+        if it is missing. Metadata of up to 255 bytes is kept. If members wrote the offsets (``mirror_offsets``, or
+        since the log was harmed), open messages come along (``restored``). ``force``: replace positions it has
+        already. ``dry_run``: only return what would be set. ``timeout`` (seconds): how long to wait until dead members
+        are silent for long enough. Returns the moves: ``after`` is the offset to read next.
+        Raises AdminError if there is nothing to import or one side is not empty, WrongKindError for a claimed group.
+        """
+
+        def planned(cluster: Cluster, replica: Replica) -> list[Move]:
+            kafka = empty_kafka_group(cluster, group)
+            found = progress_of_all(replica.worlds, group)
+            level = replica.worlds[route_group(group, len(replica.worlds))].level
+            return planned_import(group, kind_in(replica.worlds, group), kafka, found.get, level, force=force)
+
+        return self._planned_or_done(group, planned, _import, force, dry_run, timeout)
+
+    def export_group(
+        self,
+        group: str,
+        *,
+        force: bool = False,
+        dry_run: bool = False,
+        timeout: float = 30.0,
+        open_messages: Open = None,
+    ) -> list[Move]:
+        """Commit the group's positions to Kafka's own consumer group of that name: stable + 1, never above.
+
+        Claimed groups can be exported, too. Neither side may have members. ``force``: even if Kafka's offsets move
+        back. ``open_messages``: Kafka's group has no place for open messages: with ``"repeat"`` they come again there,
+        and all above them; with ``"drop"`` they count as done; None: AdminError if there are some. Lost positions
+        (``lost``) are skipped. Returns the moves: ``before`` is Kafka's offset, ``done_ahead`` the
+        number of done offsets above ``after``, which will be repeated.
+        Raises AdminError if there is nothing to export or one side is not empty.
+        """
+
+        def planned(cluster: Cluster, replica: Replica) -> list[Move]:
+            kafka = empty_kafka_group(cluster, group)
+            found = progress_of_all(replica.worlds, group)
+            return planned_export(cluster, group, kafka, found, force=force, open_messages=open_messages)
+
+        check_open(open_messages)
+        return self._planned_or_done(group, planned, _export, force, dry_run, timeout, open_messages)
+
+    def _planned_or_done(
+        self,
+        group: str,
+        planned: Callable[[Cluster, Replica], list[Move]],
+        do: Callable[..., list[Move]],
+        force: bool,
+        dry_run: bool,
+        timeout: float,
+        *more: object,
+    ) -> list[Move]:
+        self._check_group(group)
+        timeout = arguments.seconds("timeout", timeout)
+        moves = self._look(planned)
+        if dry_run:
+            return moves
+        self._refuse_living(group, timeout, "Nothing was changed", "Stop its members first")
+        with self._paused(group, timeout) as pause:
+            return pause.carry_out("move positions", do, force, *more)
+
+
+def check_open(open_messages: object) -> None:
+    """Raise ConfigurationError if this is none of Open."""
+    if open_messages is not None:
+        arguments.one_of("open_messages", open_messages, ("repeat", "drop"))
+
+
+def _import(work: PauseWork, force: bool) -> list[Move]:
     """Import the committed offsets of Kafka's own group of that name, under our pause; what was set."""
     session = work.session
     work.ready()
@@ -91,7 +172,7 @@ def planned_import(
     return moves
 
 
-def export_positions(work: PauseWork, force: bool, open_messages: Open = None) -> list[Move]:
+def _export(work: PauseWork, force: bool, open_messages: Open = None) -> list[Move]:
     """Commit the group's positions to Kafka's own group of that name, under our pause; what was committed."""
     session = work.session
     work.ready()
@@ -102,7 +183,7 @@ def export_positions(work: PauseWork, force: bool, open_messages: Open = None) -
         kept = {} if group is None else {key: group.kept(*key) for key in found}
         metadata = {key: each.metadata for key, each in kept.items() if each is not None and each.metadata}
     moves = planned_export(session.cluster, session.group_id, kafka, found, force=force, open_messages=open_messages)
-    work.check()
+    work.hold.check()
     offsets = {move.key: (move.after, metadata.get(move.key, "")) for move in moves if not move.lost}
     session.cluster.commit_for_group(session.group_id, offsets, LOOKUP_TIMEOUT_S)
     return moves

@@ -23,7 +23,7 @@ from kafka_marshal.observe.text import clock_text, count, span, time_text
 from rationalizer import route_group
 
 if TYPE_CHECKING:
-    from kafka_marshal.admin.checkpoint_work import TakenCheckpoint
+    from kafka_marshal.admin.checkpoints import TakenCheckpoint
     from kafka_marshal.cli.options import Options
     from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
     from kafka_marshal.observe.checkpoints import CheckpointHistory, Ended, Taken, WentBack

@@ -408,7 +408,7 @@ def _reposition(
 
 def _save(options: Options, pause: Pause, wanted: Wanted, targets: dict[tuple[str, int], Target]) -> Path:
     """Save the present positions, while no member works."""
-    from kafka_marshal.admin.move_plans import MovePlan, plan_path
+    from kafka_marshal.admin.positions import MovePlan, plan_path
 
     path = plan_path(wanted.group) if wanted.plan is None else wanted.plan
     MovePlan.of(wanted.group, options.topic, _reposition(pause, wanted, targets, dry_run=True)).write(path)

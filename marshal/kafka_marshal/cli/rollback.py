@@ -21,7 +21,7 @@ from kafka_marshal.observe.text import count, span
 
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin
-    from kafka_marshal.admin.rollback import RolledBack
+    from kafka_marshal.admin.checkpoints import RolledBack
 
 _COLUMNS = (
     Column("topic", fold=True),
