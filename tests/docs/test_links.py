@@ -78,8 +78,8 @@ def test_the_pages_that_the_code_names_are_there() -> None:
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
-def test_readme_has_at_most_fifteen_links() -> None:
-    assert 5 < len(LINK.findall(without_code(ROOT / "README.md"))) <= 15
+def test_readme_has_at_most_twenty_links() -> None:
+    assert 5 < len(LINK.findall(without_code(ROOT / "README.md"))) <= 20
 
 
 def test_ci_runs_what_a_developer_runs() -> None:
@@ -92,11 +92,13 @@ def test_ci_runs_what_a_developer_runs() -> None:
 
 
 #: Names of code in ARCHITECTURE.md that are no modules.
-NO_MODULES = {"__marshal", "done", "revoke_timeout", "take", "time_out"}
+NO_MODULES = {"__marshal", "done", "revoke_timeout", "take"}
 
 
 def test_the_modules_that_architecture_names_are_there() -> None:
     parts = {part.partition(".")[0] for path in our_files(ROOT) for part in path.relative_to(ROOT).parts}
-    named = set(re.findall(r"`([a-z_][a-z_/]*)(?:\.py)?`", without_code(ROOT / "ARCHITECTURE.md")))
-    assert len(named) > 150
+    text = without_code(ROOT / "ARCHITECTURE.md")
+    named = set(re.findall(r"`([a-z_][a-z_/]*)(?:\.py)?`", text))
+    assert 40 < len(re.findall(r"`[^`\n]+`", text)) <= 120, "a way of ten minutes, not an index"
+    assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split()) <= 2_000
     assert {name for name in named - NO_MODULES if not set(name.strip("/").split("/")) <= parts} == set()
