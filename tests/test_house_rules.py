@@ -156,7 +156,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (4, 830),
     "checkpoints": (5, 650),
     "cli": (32, 8_110),
-    "client": (51, 11_330),
+    "client": (35, 11_090),
     "engine": (59, 18_470),
     "kafka_marshal": (19, 2_830),
     "metrics": (8, 1_860),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (477, 106_390)
+MOST_OF_ALL = (461, 106_160)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -477,7 +477,7 @@ MOST_ATTRIBUTES = 15
 LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.adapters.kafka.cluster.KafkaCluster": (30, 15),
     "kafka_marshal.adapters.memory.cluster.MemoryCluster": (28, 4),
-    "kafka_marshal.client.base.Membership": (33, 14),
+    "kafka_marshal.client.base.AnyConsumer": (33, 14),
     "kafka_marshal.client.consumer.Consumer": (29, 1),
     "kafka_marshal.client.fetching.FetchingConsumer": (28, 10),
     "kafka_marshal.client.tries.Tries": (25, 16),

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from kafka_marshal.client.batch import Batch
     from kafka_marshal.client.consumer import Consumer
     from kafka_marshal.client.dead_letters import DeadLetter, mark_repeats
-    from kafka_marshal.client.group_consumer import GroupConsumer
-    from kafka_marshal.client.group_member import Piece
+    from kafka_marshal.client.group_consumer import GroupConsumer, Piece
     from kafka_marshal.client.handling import Hooks, Retry
     from kafka_marshal.client.health import Health
     from kafka_marshal.client.lease import Lease
@@ -150,8 +149,7 @@ _LATER = {
     "client.batch": "Batch",
     "client.consumer": "Consumer",
     "client.dead_letters": "DeadLetter mark_repeats",
-    "client.group_consumer": "GroupConsumer",
-    "client.group_member": "Piece",
+    "client.group_consumer": "GroupConsumer Piece",
     "client.handling": "Hooks Retry",
     "client.health": "Health",
     "client.lease": "Lease",

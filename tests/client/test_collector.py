@@ -9,7 +9,7 @@ import pytest
 
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
-from kafka_marshal.client.fetcher import collector_resting
+from kafka_marshal.client.fetching import collector_resting
 from kafka_marshal.node.coordination_topic import create_topic
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal import GroupConsumer, Message
-from kafka_marshal.client import fetcher, tries
+from kafka_marshal.client import fetching, tries
 from tests.client.test_checkpoints import ON_DEMAND, WAYS, Team
 
 
@@ -23,7 +23,7 @@ def team() -> Iterator[Team]:
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_fetched_continues_with_the_end_of_a_cut(team: Team, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not with the end of a wait for new messages: here it takes a minute."""
-    for module, name in ((fetcher, "SLICE_S"), (tries, "LOOK_S")):
+    for module, name in ((fetching, "SLICE_S"), (tries, "LOOK_S")):
         monkeypatch.setattr(module, name, 60.0)
     first, begun, looked = threading.Lock(), threading.Event(), threading.Event()
 
@@ -39,7 +39,7 @@ def test_what_is_fetched_continues_with_the_end_of_a_cut(team: Team, way: str, m
 
         WAYS[way](consumer, first_asks)
 
-    def fill(self: fetcher.Fetcher, *about: Any) -> int:
+    def fill(self: fetching.Fetcher, *about: Any) -> int:
         found = filled(self, *about)
         looked.set()
         return found
@@ -48,8 +48,8 @@ def test_what_is_fetched_continues_with_the_end_of_a_cut(team: Team, way: str, m
         looked.wait(10)
         save(*state)
 
-    filled, save = fetcher.Fetcher.fill, team.store.save
-    monkeypatch.setattr(fetcher.Fetcher, "fill", fill)
+    filled, save = fetching.Fetcher.fill, team.store.save
+    monkeypatch.setattr(fetching.Fetcher, "fill", fill)
     monkeypatch.setattr(team.store, "save", save_when_waited_for)
     team.produce(10)
     a = team.start("a", work, ON_DEMAND)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from kafka_marshal import DeadLetter, mark_repeats
 from kafka_marshal.adapters.memory import MemoryMessage
-from kafka_marshal.client.dead_letters import headers_of
-from kafka_marshal.client.error_texts import MOST_REASON
+from kafka_marshal.client.dead_letters import MOST_REASON, headers_of
 from kafka_marshal.types import SharedEpoch
 
 Headers = list[tuple[str, bytes | None]]

@@ -12,7 +12,7 @@ import pytest
 
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
-from kafka_marshal.client import dropped
+from kafka_marshal.client import closing
 from kafka_marshal.node.coordination_topic import create_topic
 from tests.client.conftest import wait_until
 
@@ -48,7 +48,7 @@ class Ground:
 
 @pytest.fixture
 def ground(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
-    monkeypatch.setattr(dropped, "GRACE_S", 0.0)  # else each test would wait for it
+    monkeypatch.setattr(closing, "GRACE_S", 0.0)  # else each test would wait for it
     made = Ground()
     yield made
     made.watcher.close()

@@ -12,7 +12,7 @@ import pytest
 
 from kafka_marshal.adapters.memory import MemoryMessage
 from kafka_marshal.client.attempt import Attempt
-from kafka_marshal.client.error_texts import MOST_TRACE, place_of, reason_of, trace_of
+from kafka_marshal.client.dead_letters import MOST_TRACE, place_of, reason_of, trace_of
 from kafka_marshal.client.failures import EVERY_MS, LETTERS, MOST_KINDS, Failures
 from kafka_marshal.client.handled import MOST_ERRORS, OTHER, Handled, ProcessTimes
 from kafka_marshal.client.tries import cancelled

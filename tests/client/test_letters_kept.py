@@ -69,7 +69,7 @@ def test_letters_and_retries_have_what_is_in_kafka(crew: Crew, how: str) -> None
     assert letters[12].headers == (("ok", b"1"), (SHOWN, b"2"), ("null", None), (UNREADABLE, b"3"))
     assert letters[13].headers == ()
     traces = [x.traceback or "" for x in letters.values()]
-    assert all("in change" in text and "client/threads.py" not in text for text in traces)
+    assert all("in change" in text and "client/workers.py" not in text for text in traces)
     by_try = [sorted((x[0], *x[2:]) for x in seen if x[1] == number and x[0] in failing) for number in (1, 2)]
     assert by_try[0] == by_try[1], "the second try sees what the first has seen"
     assert [x[0] for x in seen if x[2] == b"k0" and x[1] == 1] == [0, 3, 6, 9, 12], "the order of the key"

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer
 from kafka_marshal import ConfigurationError, Marshal, OpenMessages, Progress
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.adapters.probe import Probe
-from kafka_marshal.client import offset_mirror
+from kafka_marshal.client import group_consumer
 from kafka_marshal.engine.groups import mirror
 from kafka_marshal.engine.work.topic_mark import mark_of
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
@@ -223,7 +223,7 @@ def test_beats_and_close_do_not_wait_for_it(
     kafka: Kafka, timeout: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No commit is answered, and then all but the last."""
-    monkeypatch.setattr(offset_mirror, "COMMIT_TIMEOUT_S", 3 * SESSION / 1000)
+    monkeypatch.setattr(group_consumer, "MIRROR_TIMEOUT_S", 3 * SESSION / 1000)
     a = kafka.member()
     wait_until(lambda: kafka.committed() == {0: 0, 1: 0})
     kafka.answers.clear()
@@ -236,7 +236,7 @@ def test_beats_and_close_do_not_wait_for_it(
     began = time.monotonic()
     a.marshal.close(timeout)
     assert time.monotonic() - began < timeout + 1
-    assert time.monotonic() - began < 1.5 * offset_mirror.LAST_TIMEOUT_S
+    assert time.monotonic() - began < 1.5 * group_consumer.LAST_TIMEOUT_S
     assert not any("has not ended" in x.getMessage() for x in caplog.records)
     assert kafka.committed() == {0: 0, 1: 0}
     kafka.answers.set()
@@ -249,7 +249,7 @@ def test_a_topic_that_is_recreated_gets_no_positions_of_the_old_one(kafka: Kafka
     wait_until(lambda: kafka.committed() == {0: 20, 1: 20})
     kafka.broker.produce(TOPIC, 0, b"")
     job = a.marshal._driver.upkeep.jobs[0]
-    assert isinstance(job, offset_mirror.OffsetMirror)
+    assert isinstance(job, group_consumer.OffsetMirror)
     with a.marshal._driver.condition:  # it does not check by itself
         wait_until(lambda: a.marshal._driver.condition.wait(0.01) or not job._is_running)
         job.end()

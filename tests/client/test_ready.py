@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from typing import Any, cast
 
-from kafka_marshal.client.ready import MOST_IN_TURN, Ready
+from kafka_marshal.client.workers import MOST_IN_TURN, Ready
 from kafka_marshal.engine.work.lane import Lane
 
 

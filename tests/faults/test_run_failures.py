@@ -20,8 +20,8 @@ pytestmark = pytest.mark.flaky(reruns=0)
 MODULES = tuple(
     f"kafka_marshal.{name}"
     for name in (
-        *("client.attempt", "client.dead_letter_writer", "client.dead_letters", "client.fates", "client.handled"),
-        *("client.handling", "client.ready", "client.tasks", "client.threads", "client.tries"),
+        *("client.attempt", "client.dead_letter_writer", "client.dead_letters", "client.handling", "client.handled"),
+        *("client.workers", "client.tries"),
         "engine.work.lanes",
     )
 )
@@ -29,7 +29,7 @@ MODULES = tuple(
 
 @pytest.fixture(autouse=True)
 def _runs_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_marshal.client.fetcher.SLICE_S", 0.005)
+    monkeypatch.setattr("kafka_marshal.client.fetching.SLICE_S", 0.005)
 
 
 class OddExit(BaseException):

@@ -24,7 +24,7 @@ HI = 100
 
 @pytest.fixture(autouse=True)
 def _runs_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_marshal.client.fetcher.SLICE_S", 0.005)
+    monkeypatch.setattr("kafka_marshal.client.fetching.SLICE_S", 0.005)
 
 
 class Stopped:
@@ -170,8 +170,8 @@ def test_a_run_that_begins_while_kafka_is_away_waits_for_it(
     stops: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The topic of its dead letters can't be looked up; an error would end a worker that has joined."""
-    monkeypatch.setattr("kafka_marshal.client.dead_letter_topic.LOOKUP_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("kafka_marshal.client.dead_letter_topic.AGAIN_S", 0.02)
+    monkeypatch.setattr("kafka_marshal.client.dead_letter_writer.LOOKUP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("kafka_marshal.client.dead_letter_writer.AGAIN_S", 0.02)
     handled: list[object] = []
     with Bench(1, 60_000) as bench:
         client = bench.marshal._driver.cluster.client  # type: ignore[attr-defined]

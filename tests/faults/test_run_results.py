@@ -16,8 +16,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from kafka_marshal import Attempt, ConfigurationError, Hooks, Retry, errors
-from kafka_marshal.client.fates import Fate, fate_of
-from kafka_marshal.client.handling import is_async
+from kafka_marshal.client.handling import Fate, fate_of, is_async
 from kafka_marshal.guard import SAID_EVERY_S
 from kafka_marshal.rate_limit import RateLimit
 from tests.faults.runs import HOW, Bench, as_handler
@@ -29,7 +28,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "handlers.md"
 
 @pytest.fixture(autouse=True)
 def _runs_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_marshal.client.fetcher.SLICE_S", 0.005)
+    monkeypatch.setattr("kafka_marshal.client.fetching.SLICE_S", 0.005)
 
 
 # What it returns.
@@ -362,7 +361,7 @@ def test_a_producer_that_fails_ends_the_run_and_what_it_had_comes_again(
         error = bench.run(lambda message: _raise(ValueError("own")), lambda: False)
         assert isinstance(error, OverflowError)
         monkeypatch.undo()
-        monkeypatch.setattr("kafka_marshal.client.fetcher.SLICE_S", 0.005)
+        monkeypatch.setattr("kafka_marshal.client.fetching.SLICE_S", 0.005)
 
         def is_done() -> bool:  # a sent letter may be acknowledged when the producer closes
             return {0, 1} == set(bench.handled) | {int(value or b"") for value in bench.letters}
@@ -404,7 +403,7 @@ def test_health_counts_handlers(how: str) -> None:
 
 def test_a_handlers_thread_that_ends_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with Bench(2) as bench, ThreadPoolExecutor(1):
-        monkeypatch.setattr("kafka_marshal.client.ready.Ready.take", _fail)
+        monkeypatch.setattr("kafka_marshal.client.workers.Ready.take", _fail)
         assert isinstance(bench.run(lambda message: None, lambda: False), OverflowError)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kafka_marshal import Delivery
-from kafka_marshal.client.fetcher import Fetcher
+from kafka_marshal.client.fetching import Fetcher
 from kafka_marshal.engine.policies import Balanced, View, Wishes
 from kafka_marshal.engine.work.run import Run
 from kafka_marshal.testing.simulation import Client, Fault, Scenario, simulate_one

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal.client.consumer import Consumer
-from kafka_marshal.client.fetcher import Fetcher
+from kafka_marshal.client.fetching import Fetcher
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook
 from kafka_marshal.engine.claims.placement import Placement
 from kafka_marshal.engine.policies import Balanced, View, Wishes

@@ -25,7 +25,7 @@ from kafka_marshal.client.aio_transaction import Transaction
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.checkpointing import TAKES, Checkpoints
 from kafka_marshal.client.closing import DEFAULT_TIMEOUT_S
-from kafka_marshal.client.group_member import COMMIT_TIMEOUT_S, Piece
+from kafka_marshal.client.group_consumer import COMMIT_TIMEOUT_S, Piece
 from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions, RunSettings
 from kafka_marshal.client.health import Health
 from kafka_marshal.client.options import DEFAULT_BYTES_IN_FLIGHT, MOST_TRANSACTIONAL_PRODUCERS, TRANSACTION_TIMEOUT_S

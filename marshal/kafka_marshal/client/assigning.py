@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kafka_marshal import arguments
 from kafka_marshal.client.base import check_partitions
-from kafka_marshal.client.claiming import serve_claim
 from kafka_marshal.client.consumer import DEFAULT_BATCH_SIZE, Consumer, PartitionsCallback
-from kafka_marshal.client.lease import Lease
+from kafka_marshal.client.lease import Lease, serve_claim
 from kafka_marshal.client.options import DEFAULT_BYTES_IN_FLIGHT, ConsumerOptions, checked_topics
 from kafka_marshal.engine.key_share import Span
 from kafka_marshal.errors import ConfigurationError, KeyRangeError

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, cast, overload
 from weakref import ref
 
 from kafka_marshal import arguments
@@ -23,13 +23,13 @@ from kafka_marshal.client.closing import (
     Limit,
     calling,
     carry_out,
+    close_if_dropped,
     end_all,
     late_text,
 )
-from kafka_marshal.client.committed import ShowsCommitted
-from kafka_marshal.client.dropped import close_if_dropped
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.options import ConsumerOptions
+from kafka_marshal.client.view import open_messages
 from kafka_marshal.engine.effects import Call, Callback, Piece, RestoreState, SaveState, TakeOver
 from kafka_marshal.engine.inputs import T, Ts
 from kafka_marshal.engine.kinds import coordinated_group, is_coordinated
@@ -38,6 +38,7 @@ from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.pull import Hand
 from kafka_marshal.engine.work.stuck import Stuck
+from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
@@ -45,7 +46,12 @@ from kafka_marshal.node.fork_guard import exiting
 from kafka_marshal.node.serving import EndedError
 from kafka_marshal.node.topics import CountPartitions
 from kafka_marshal.runtime import is_ours
-from kafka_marshal.types import Key, TopicPartition
+from kafka_marshal.types import Key, Progress, TopicPartition
+from rationalizer.holes import first_open
+
+if TYPE_CHECKING:
+    from kafka_marshal.engine.work.consumer import ConsumerEngine
+    from kafka_marshal.node.driver import Driver
 
 #: After stop(), a call without a timeout waits this long (s): a loop that does not check for stop() must not spin.
 STOPPED_S = 0.1
@@ -54,7 +60,7 @@ STOPPED_S = 0.1
 STOPPED_SLICE_S = 0.2
 
 S = TypeVar("S")
-C = TypeVar("C", bound="Membership[Any]")
+C = TypeVar("C", bound="AnyConsumer[Any]")
 
 _NUMBERS = (float, int)
 
@@ -85,7 +91,69 @@ def _partition(piece: Piece, callback: Callback) -> TopicPartition:
     return TopicPartition(*piece.key, piece.position, piece.token)
 
 
-class Membership(ShowsCommitted, OneProcess, WithBlock, Generic[S]):
+class ShowsCommitted:
+    """The part of a consumer that shows what the log has as done of a partition."""
+
+    __slots__ = ()
+
+    _driver: Driver
+    _engine: ConsumerEngine
+
+    @overload
+    def committed(
+        self, partitions: Sequence[Key | TopicPartition], ranges: Literal[False] = False
+    ) -> list[TopicPartition]: ...
+
+    @overload
+    def committed(self, partitions: Sequence[Key | TopicPartition], ranges: Literal[True]) -> list[Progress]: ...
+
+    def committed(
+        self, partitions: Sequence[Key | TopicPartition], ranges: bool = False
+    ) -> list[TopicPartition] | list[Progress]:
+        """Of each, what the group reads next (−1: it has not begun), and this member's epoch (−1: it has none).
+
+        That is the next offset that is not done, or the first message below it that waits for another try.
+        ``ranges=True``: all that is done of each, and which messages are open or set aside.
+        """
+        keys = arguments.partitions("partitions", partitions)
+        if arguments.a_flag("ranges", ranges):
+            return self._driver.call(self._progress_of, keys)
+        return self._driver.call(self._committed_of, keys)
+
+    def _committed_of(self, keys: Sequence[Key]) -> list[TopicPartition]:
+        found = []
+        with self._driver.locked(step=False):
+            for key in keys:
+                done = self._engine.source.view.progress(key)
+                offset = -1 if done is None else first_open(done.stable + 1, self._engine.source.view.open(key))
+                found.append(TopicPartition(*key, offset, self._epoch_of(key)))
+        return found
+
+    def _epoch_of(self, key: Key) -> int:
+        """The token under which this member works on it now; −1: it does not."""
+        assignment = self._engine.assignments.get(key)
+        return -1 if assignment is None or assignment.over else assignment.epoch
+
+    def _progress_of(self, keys: Sequence[Key]) -> list[Progress]:
+        with self._driver.locked(step=False):
+            return [self._shown(key) for key in keys]
+
+    def _shown(self, key: Key) -> Progress:
+        done = self._engine.source.view.whole_progress(key)
+        if done is None:
+            return Progress(-1, None, (), ())
+        # A coordinated group has no leases, and its members read only the group's home.
+        lease = None if self._engine.settings.group is not None else self._driver.engine.peers.lease(key)
+        return Progress(
+            first_open(done.stable + 1, done.open),
+            _or_none(done.stable),
+            tuple((lo, hi, _or_none(through)) for lo, hi, through in done.done_through),
+            tuple((first, last) for first, last in split(done.ranges).ranges),
+            open_messages(done.open, lease),
+        )
+
+
+class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Generic[S]):
     """A consumer of some kind (S: the class passed to its callbacks). Made on our threads; any thread may call it.
 
     Two objects share one state: the user has the handle, our threads have the other (see ``.dropped``).
@@ -431,3 +499,7 @@ def check_partitions(subscription: Subscription, keys: Iterable[Key]) -> None:
         else:
             why = f"is not this consumer's: it reads {', '.join(sorted(counts)) or 'no topic that exists'}"
         raise ConfigurationError(f"{topic} [{partition}] {why}. Nothing was changed")
+
+
+def _or_none(offset: int) -> int | None:
+    return None if offset < 0 else offset

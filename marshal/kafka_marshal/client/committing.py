@@ -6,31 +6,66 @@
     the engine          collects them: :mod:`kafka_marshal.engine.work.in_lanes`
     committers          our threads: each takes a block of one partition, and commits it as one transaction
 
-One committer at a time waits for the next block. When it has one, another takes its place.
+One committer at a time waits for the next block. When it has one, another takes its place. A dead letter goes into the
+transaction of its message (M6).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import inf
 from random import Random
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from kafka_marshal.client.attempt import Attempt
-from kafka_marshal.client.failures import Failures
-from kafka_marshal.client.fates import Fate, fate_of
+from kafka_marshal.client.dead_letters import headers_of
 from kafka_marshal.client.fetching import FetchingConsumer
-from kafka_marshal.client.handling import Retry
-from kafka_marshal.client.held_back import Held, LettersInTransactions
-from kafka_marshal.client.transactions import Committing
+from kafka_marshal.client.handling import Fate, Retry, fate_of
+from kafka_marshal.client.transactions import Committing, Output
+from kafka_marshal.client.tries import Held, Tries, held_back
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.in_lanes import BLOCK_MESSAGES, Block, Finished, Purgatory
-from kafka_marshal.engine.work.lane import HeldBack
+from kafka_marshal.engine.work.lane import HeldBack, Lane
 from kafka_marshal.errors import LeaseLostError, ProduceError, TransactionError
 from kafka_marshal.logs import log
 from kafka_marshal.types import Key
+
+
+class LettersInTransactions:
+    """Dead letters of a run with transactions: each goes into the transaction of its message (M6)."""
+
+    def __init__(self, topic: str, tries: Tries, secrets: Iterable[str]) -> None:
+        self.topic = topic
+        self._tries = tries
+        self._secrets = tuple(secrets)
+
+    def send(self, lane: Lane, attempt: Attempt, error: Exception) -> None:
+        """Put a message aside; its lane continues (any thread)."""
+        if attempt.is_held:
+            self._tries.settled(lane, self.letter(attempt, error))
+        else:  # another member may have the partition now, and decides about the message
+            self._tries.given_back(lane)
+
+    def letter(self, attempt: Attempt, error: Exception, *, with_trace: bool = True) -> Finished:
+        """A message with its dead letter as its output."""
+        headers = headers_of(
+            attempt.message,
+            attempt.group_id,
+            attempt.epoch,
+            attempt.number,
+            error,
+            own=attempt._headers or (),
+            secrets=self._secrets,
+            with_trace=with_trace,
+        )
+        made = Output(self.topic, attempt._value, attempt._key, tuple(headers))
+        return held_back(attempt, (made,), error, with_trace)
+
+    def close(self) -> None:
+        """The run has ended: nothing is to be done."""
+
 
 #: At most this many transactions at a time, each of another partition.
 COMMITTERS = 8
@@ -48,29 +83,13 @@ LAST_COMMITS_S = 5.0
 PAUSES = Retry(backoff=(0.2, 10.0))
 
 
-class Ending(Protocol):
-    """A run, as its committers see it."""
-
-    @property
-    def failures(self) -> Failures: ...
-
-    def end(self, error: BaseException) -> None:
-        """The run ends with this error."""
-
-    def note(self, attempt: Attempt, error: BaseException) -> None:
-        """Say in an error which message ends the run."""
-
-    def note_letter(self, attempt: Attempt, error: BaseException, topic: str) -> None:
-        """Count a dead letter that the cluster has, and log it."""
-
-
 class Transacting:
     """Commits one block after the other, and deals with failures. Called by several threads."""
 
     def __init__(
         self,
         consumer: FetchingConsumer[Any],
-        tries: Ending,
+        tries: Tries,
         transactions: Committing,
         letters: LettersInTransactions | None,
         attempts: int,
@@ -199,7 +218,7 @@ class Committers:
     def __init__(
         self,
         consumer: FetchingConsumer[Any],
-        tries: Ending,
+        tries: Tries,
         transactions: Committing,
         letters: LettersInTransactions | None,
         attempts: int,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kafka_marshal.client.base import Membership
+from kafka_marshal.client.base import AnyConsumer
 from kafka_marshal.client.closing import (
     CLOSE_TIMEOUT_S,
     DEFAULT_TIMEOUT_S,
@@ -49,7 +49,7 @@ class Ending:
         self._lock = runtime.lock()
         self._has_ended = False
         #: All consumers ever made, closed ones included.
-        self.consumers: list[Membership[Any]] = []
+        self.consumers: list[AnyConsumer[Any]] = []
         #: Closed last: they answer until the end.
         self.servers: list[MetricsServer] = []
 

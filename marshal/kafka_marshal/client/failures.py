@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kafka_marshal import ports
 from kafka_marshal.client.attempt import Attempt
-from kafka_marshal.client.error_texts import class_name, place_of, reason_of, trace_of
+from kafka_marshal.client.dead_letters import class_name, place_of, reason_of, trace_of
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.logs import log
 from kafka_marshal.runtime import Lock

@@ -1,14 +1,176 @@
-"""A lease claimed by hand."""
+"""A lease claimed by hand, and how it is claimed."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Sequence
+from shlex import quote
 from types import TracebackType
 
 from kafka_marshal import arguments
 from kafka_marshal.client.one_process import OneProcess, WithBlock
+from kafka_marshal.client.view import lease_info
 from kafka_marshal.engine.claims.leases import Answer, ManualLease
-from kafka_marshal.errors import ConfigurationError, LeaseLostError
+from kafka_marshal.engine.kinds import coordinated_group, is_coordinated
+from kafka_marshal.engine.work.topic_mark import kafka_counts
+from kafka_marshal.errors import (
+    ClaimTimeoutError,
+    ConfigurationError,
+    GroupPausedError,
+    HeldError,
+    LeaseLostError,
+    MarshalError,
+)
+from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
+from rationalizer import ClaimingPartition, InvalidRecordError, Progress, codes, route_lease
+from rationalizer.holes import Hole
+
+
+def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partition: int, timeout: float) -> Lease:
+    """Carry out ``Marshal.claim`` on one of our threads. is_gone: the caller has left. Raises the same errors."""
+    key = (topic, partition)
+    driver.read_all()
+    deadline = driver.monotonic() + timeout
+    _check_partition(driver, topic, partition)
+    with driver.condition:
+        # While our earlier release is under way, the lease is neither ours nor free.
+        is_going = driver.engine.book.is_releasing
+        driver.wait_for(lambda: is_gone() or not is_going(key), max(0.0, timeout))
+    with driver.locked() as engine:
+        driver.check()
+        _check_lease_name(driver, topic, partition)
+        if is_coordinated(driver.replica.worlds, engine.settings.group_id):
+            raise coordinated_group(engine.settings.group_id)
+        driver.upkeep.levels.check(route_lease(topic, partition, len(driver.replica.worlds)))
+        if is_going(key):
+            raise ClaimTimeoutError(
+                f"{topic} [{partition}]: this Marshal has released this lease, and the log does not show it yet. "
+                "Nothing was claimed; claim it again"
+            )
+        if key in engine.book.leases:
+            raise ConfigurationError(f"{topic} [{partition}]: this Marshal has, or is getting, this lease already")
+        manual = engine.take(None, engine.leases.claim, key)
+    with driver.condition:
+        # Wait for one answer of the log in any case: timeout=0 means one try.
+        answer_s = 2 * driver.engine.settings.heartbeat_interval_ms / 1000
+        driver.wait_for(lambda: manual.is_proven or bool(manual.refusal or manual.loss), answer_s)
+        driver.wait_for(
+            lambda: is_gone() or manual.is_proven or bool(manual.loss) or manual.refusal == codes.WRONG_KIND,
+            max(0.0, deadline - driver.monotonic()),
+        )
+        driver.check()
+    with driver.locked() as engine:
+        held = engine.leases.peers.lease(key)
+        refused = manual.is_proven and held is not None and kafka_counts(held.progress)
+        in_the_way = _in_the_way(held.progress) if manual.is_proven and held is not None else []
+        if manual.is_proven and not refused and not in_the_way:
+            return Lease(driver, manual)
+        engine.take(None, manual.release, None, driver.now_ms())
+        if in_the_way and not refused:
+            raise _open(engine.settings.group_id, topic, partition, in_the_way)
+        if refused:
+            raise _transactional(engine.settings.group_id, topic, partition)
+        driver.upkeep.levels.check(manual.lease.cp)
+        raise _refusal(driver, manual)
+
+
+def _check_partition(driver: Driver, topic: str, partition: int) -> None:
+    """Refuse a partition that its topic does not have: there would never be a message under that lease."""
+    try:
+        info = driver.cluster.topic_info([topic], LOOKUP_TIMEOUT_S).get(topic)
+    except MarshalError as error:
+        log(
+            logging.DEBUG,
+            "not_looked_up",
+            "claim of %s [%s]: the topic was not looked up: %s",
+            topic,
+            partition,
+            error,
+        )
+        return
+    if info is not None and partition >= info.partitions:
+        raise ConfigurationError(
+            f"{topic} [{partition}] does not exist: {topic!r} has {info.partitions} partition(s), 0 to "
+            f"{info.partitions - 1}. Nothing was claimed"
+        )
+
+
+def _check_lease_name(driver: Driver, topic: str, partition: int) -> None:
+    try:
+        settings = driver.engine.settings
+        ClaimingPartition(*settings.ids, topic, partition, settings.heartbeat_interval_ms)
+    except InvalidRecordError as error:
+        raise ConfigurationError(f"this names no partition that could be claimed: {error}") from error
+
+
+def _transactional(group_id: str, topic: str, partition: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"{topic} [{partition}]: the group processes it in transactions: Kafka's offset counts, which may be ahead of "
+        "the log's. A lease claimed by hand knows nothing of it; it was released, and nothing was done. Use "
+        "consumer([…], transactions=True). Or give up exactly once, and set its position: "
+        f"kafka-marshal release-group {quote(group_id)} --partition {topic}:{partition}=OFFSET"
+    )
+
+
+def _in_the_way(progress: Progress) -> list[Hole]:
+    """Open messages that a caller who reads from the position on would miss, or handle though they are set aside."""
+    return [hole for hole in progress.open if not hole.is_parked or hole.last > progress.stable]
+
+
+def _open(group_id: str, topic: str, partition: int, holes: Sequence[Hole]) -> ConfigurationError:
+    first = holes[0]
+    which = f"offset {first.first}" if first.first == first.last else f"offsets {first.first} to {first.last}"
+    more = f", and {len(holes) - 1:,} more" if len(holes) > 1 else ""
+    return ConfigurationError(
+        f"{topic} [{partition}]: messages are open in it ({which}{more}): they wait for another try, or are set aside "
+        "ahead of its position. Who reads it under a lease claimed by hand would miss the ones, and handle the others; "
+        f"it was released, and nothing was done. Let a worker with consumer([{topic!r}]) handle them. Or give them up: "
+        f"kafka-marshal discard {quote(group_id)} {topic}:{partition}:{first.first}"
+    )
+
+
+def _refusal(driver: Driver, manual: ManualLease) -> Exception:
+    topic, partition = manual.key
+    where = f"{topic} [{partition}]"
+    group_id = driver.engine.settings.group_id
+    world = driver.replica.worlds[manual.lease.cp]
+    if manual.refusal == codes.WRONG_KIND:
+        return coordinated_group(group_id)
+    pause = world.pause(group_id)
+    if manual.refusal == codes.PAUSED and pause is not None:
+        return GroupPausedError(
+            f"{where}: the group is paused by {pause.client_id!r} until log time {pause.expires}. Nothing was "
+            "claimed; "
+            f"a dead admin's pause ends with kafka-marshal release-group {quote(group_id)} --resume",
+            client_id=pause.client_id,
+            expires=pause.expires,
+        )
+    held = world.lease(group_id, topic, partition)
+    sharer = None if held is None or held.held else held.longest
+    if sharer is not None:
+        return HeldError(
+            f"{where}: shared by {sharer.client_id!r}, and maybe others. Nothing was claimed. It falls free when all "
+            "of them have released it, or are silent for two heartbeat intervals",
+            holder=sharer.client_id or "",
+            since=sharer.last_beat,
+            freshness=sharer.freshness(world.log_time),
+        )
+    if held is not None and held.held:
+        info = lease_info(held, world)
+        return HeldError(
+            f"{where}: held by {info.client_id!r} (epoch {info.epoch}, {info.freshness}, last beat at log time "
+            f"{info.last_beat}). Nothing was claimed. It falls free when its holder releases it or is silent for "
+            f"{2 * info.heartbeat_interval_ms} ms",
+            holder=info.client_id or "",
+            since=info.last_beat,
+            freshness=info.freshness,
+        )
+    return ClaimTimeoutError(
+        f"{where}: the log did not answer the claim in time. Should it be granted later, it is released at once"
+    )
+
 
 #: How long our record may take to come back through the log before the call fails, in heartbeat intervals.
 ANSWER_INTERVALS = 2

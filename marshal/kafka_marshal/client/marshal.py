@@ -6,20 +6,21 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 from weakref import ref
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.opening import open_cluster
 from kafka_marshal.checkpoints import Checkpoint, CheckpointPolicy, Restore
 from kafka_marshal.client.assigning import Assigning, check_order
-from kafka_marshal.client.base import Membership, take_handle
+from kafka_marshal.client.base import AnyConsumer, take_handle
 from kafka_marshal.client.checkpointing import check_with_checkpoints, checked_checkpoints
-from kafka_marshal.client.closing import CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S, EXIT_TIMEOUT_S, calling
+from kafka_marshal.client.closing import CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S, EXIT_TIMEOUT_S, calling, close_if_dropped
 from kafka_marshal.client.consumer import DEFAULT_BATCH_SIZE, Consumer, PartitionsCallback
-from kafka_marshal.client.dropped import close_if_dropped
 from kafka_marshal.client.ending import Ending, Opened
 from kafka_marshal.client.group_consumer import GroupConsumer, PiecesCallback
+from kafka_marshal.client.handling import Hooks
+from kafka_marshal.client.health import Health
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.options import (
     DEFAULT_BYTES_IN_FLIGHT,
@@ -36,12 +37,12 @@ from kafka_marshal.client.ranges import GroupRangeConsumer, PiecesOfRangesCallba
 from kafka_marshal.client.shared import ConsumerArguments, ShareConsumer, checked_sharing
 from kafka_marshal.client.shared_reads import DEFAULT_SHARED_BYTES
 from kafka_marshal.client.view import WorldView
-from kafka_marshal.client.watched import Watched
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.settings import MAX_SHARES, EngineSettings
-from kafka_marshal.errors import ClosedError, ConfigurationError
+from kafka_marshal.errors import ClosedError, ConfigurationError, SnapshotDifferenceError
 from kafka_marshal.logs import Event
 from kafka_marshal.metrics.measure import Meter
+from kafka_marshal.metrics.rows import Metrics
 from kafka_marshal.node.config import (
     MOST_START_S,
     START_TIMEOUT_S,
@@ -59,7 +60,62 @@ from kafka_marshal.types import Delivery, Start, Strategy, WhenStuck
 from kafka_marshal.watchdog import Watchdog
 from kafka_marshal.watchdog.properties import producer_properties
 
-M = TypeVar("M", bound=Membership[Any])
+if TYPE_CHECKING:
+    from kafka_marshal.metrics.server import MetricsServer
+
+
+class Watched:
+    """The part of a Marshal that only reads: at once, from any thread, without a lock."""
+
+    _meter: Meter
+    _closed: bool
+    _ending: Ending
+
+    def health(self) -> Health:
+        """The present state of this member: for probes, and for people (``str()`` of it).
+
+        Returns at once, from any thread, also in a signal handler: it takes no lock and waits for no thread. Use
+        ``health().ready`` for a readiness probe, ``not health().needs_restart`` for a liveness probe.
+        """
+        return self._meter.health(closed=self._closed)
+
+    def metrics(self) -> Metrics:
+        """The present measurements: lag, leases, messages, the log, handlers (docs/metrics.md).
+
+        Returns at once, from any thread. A metric that is not read costs nothing.
+        """
+        return self._meter.read(closed=self._closed)
+
+    def timing(self) -> Hooks:
+        """Hooks for ``run(…, hooks=[marshal.timing()])``: ``metrics().processing`` has how long handlers take."""
+        return self._meter.timing()
+
+    def serve(self, port: int, host: str = "127.0.0.1") -> MetricsServer:
+        """Answer over HTTP: ``/metrics`` (for Prometheus), ``/livez``, ``/readyz``, and ``/lag`` (JSON, of the group).
+
+        It runs on separate threads, which no handler and no outage of Kafka can block, until this Marshal ends or
+        ``close()`` of the result. ``port`` 0: a free one, given by ``.port`` and ``.url``. ``host``: loopback by
+        default; at another address, everyone on that network can read what is served. ``/metrics`` needs the extra
+        ``[prometheus]``. Raises ConfigurationError if the server can't listen on the address, ClosedError.
+        """
+        from kafka_marshal.metrics.server import MetricsServer, checked_address  # not for a Marshal that serves nothing
+
+        port, host = checked_address(port, host)
+        self._meter.driver.refuse_fork()
+        if self._closed or self._meter.driver.is_over:
+            raise ClosedError("this Marshal is closed; make a new one")
+        mine = ref(self)
+        server = MetricsServer(self._meter, port, host, lambda: (marshal := mine()) is None or marshal._closed)
+        self._ending.servers.append(server)
+        return server
+
+    @property
+    def alarms(self) -> tuple[SnapshotDifferenceError, ...]:
+        """Snapshots that contradict this member's replica, each reported once. Also logged as errors."""
+        return tuple(self._meter.driver.upkeep.snapshots.alarms)
+
+
+M = TypeVar("M", bound=AnyConsumer[Any])
 
 DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
 

@@ -16,15 +16,12 @@ from collections.abc import Callable
 from typing import Any
 
 from kafka_marshal.client.breaker import FAILING, SAID_AFTER_MS, Elsewhere, done_elsewhere
-from kafka_marshal.client.committing import Committers
-from kafka_marshal.client.dead_letter_topic import check_topic
-from kafka_marshal.client.dead_letter_writer import DeadLetterWriter
+from kafka_marshal.client.committing import Committers, LettersInTransactions
+from kafka_marshal.client.dead_letter_writer import DeadLetterWriter, check_topic
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import MOST_ATTEMPTS, RunOptions
-from kafka_marshal.client.held_back import LettersInTransactions
-from kafka_marshal.client.tasks import Tasks
-from kafka_marshal.client.threads import Threads
 from kafka_marshal.client.tries import LOOK_S, Call, Tries
+from kafka_marshal.client.workers import Tasks, Threads
 from kafka_marshal.engine.work.lanes import HELD_BACK_MS, Lanes
 from kafka_marshal.engine.work.pull import Fetch, Pull, Take, Wait, Wanted
 from kafka_marshal.errors import ConfigurationError
@@ -123,7 +120,8 @@ class Runner:
             check_topic(consumer, dead_letters, self._call)
             tries.letters = letters = LettersInTransactions(dead_letters, tries, tries.failures.secrets)
         attempts = self._options.retry.attempts or MOST_ATTEMPTS
-        tries.committers = self._committers = Committers(consumer, tries, consumer._transactions, letters, attempts)
+        self._committers = Committers(consumer, tries, consumer._transactions, letters, attempts)
+        tries.heard = self._committers.heard
 
     def _made(self) -> Lanes:
         """The lanes: those of the previous run, if it has left handlers behind."""

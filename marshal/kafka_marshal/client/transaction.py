@@ -8,8 +8,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from kafka_marshal.client.batch import Batch
-from kafka_marshal.client.transacted import ABORTED
-from kafka_marshal.client.transactions import Headers, Output, Transactions, dropped, output
+from kafka_marshal.client.transactions import ABORTED, Headers, Output, Transactions, dropped, output
 from kafka_marshal.engine.inputs import T, Ts
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.consumer import ConsumerEngine

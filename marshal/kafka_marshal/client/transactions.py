@@ -7,14 +7,15 @@ The engine decides when a partition is taken over, and in which order its transa
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from kafka_marshal import arguments
 from kafka_marshal.client.options import TransactionOptions
-from kafka_marshal.client.transacted import ABORTED, FENCED, UNKNOWN, Transacted
 from kafka_marshal.engine.effects import TakeOver, TakeOverStep
+from kafka_marshal.engine.figures import Distribution, Histogram
 from kafka_marshal.engine.inputs import Ts
 from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.engine.work.taking_over import TakeOvers, metadata_of
@@ -31,8 +32,56 @@ from kafka_marshal.errors import (
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.ports import TransactionalProducer
+from kafka_marshal.runtime import Lock
 from kafka_marshal.topic_names import is_topic_name
 from kafka_marshal.types import Key
+
+#: How a transaction ended. Unknown: the brokers have not answered; the producer that follows finds out.
+COMMITTED, ABORTED, FENCED, UNKNOWN = "committed", "aborted", "fenced", "unknown"
+
+
+class Transacted:
+    """Any thread may add, under a lock that guards nothing else, and read without it: each figure is one value."""
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+        self._counts: Counter[str] = Counter()
+        self._seconds = Histogram()
+        self._waiting: set[object] = set()
+
+    @contextmanager
+    def wait(self) -> Iterator[None]:
+        """A transaction waits for earlier ones, or for a producer. What it raises ends it, with nothing committed."""
+        one = object()
+        self._waiting.add(one)
+        try:
+            yield
+        except BaseException:
+            self.ended(ABORTED)
+            raise
+        finally:
+            self._waiting.discard(one)
+
+    @property
+    def waiting(self) -> int:
+        """How many transactions wait."""
+        return len(self._waiting)
+
+    def committed(self, seconds: float) -> None:
+        """A transaction was committed, this long after its begin."""
+        with self._lock:
+            self._counts[COMMITTED] += 1
+            self._seconds.observe(seconds)
+
+    def ended(self, outcome: str) -> None:
+        """A transaction ended otherwise."""
+        with self._lock:
+            self._counts[outcome] += 1
+
+    def read(self) -> tuple[Counter[str], Distribution]:
+        """How many ended in each way, and how long the commits took."""
+        return self._counts.copy(), self._seconds.read()
+
 
 #: How long a producer's begin, or reading Kafka's committed offset, may take (s); then it is tried again.
 STEP_TIMEOUT_S = 10.0

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from functools import partial
 from random import Random
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
@@ -17,10 +17,9 @@ from kafka_marshal.client.attempt import Attempt, current
 from kafka_marshal.client.batch import Look
 from kafka_marshal.client.breaker import SLOWEST_PACE_MS, Breaker
 from kafka_marshal.client.failures import Failures, shortened
-from kafka_marshal.client.fates import Fate, fate_of
 from kafka_marshal.client.fetching import FetchingConsumer
-from kafka_marshal.client.handling import RunOptions
-from kafka_marshal.client.held_back import held_back
+from kafka_marshal.client.handling import Fate, RunOptions, fate_of
+from kafka_marshal.client.transactions import Output
 from kafka_marshal.engine.work.assignment import Assignment, stable_of
 from kafka_marshal.engine.work.in_lanes import Finished
 from kafka_marshal.engine.work.lane import Lane
@@ -37,6 +36,34 @@ LOOK_S = 0.1
 
 #: The log says "parked" where a dead letter names its topic.
 PARKED = "the log (parked)"
+
+
+#: Memory of an output besides its key, value and headers (bytes).
+OUTPUT_BYTES = 300
+
+
+class Held(NamedTuple):
+    """What one finished message holds back."""
+
+    attempt: Attempt
+    outputs: tuple[Output, ...]
+    #: The failure that has made it a dead letter, which is its only output; None: it is handled.
+    error: Exception | None = None
+    #: The dead letter has a traceback, without which it is smaller.
+    has_trace: bool = False
+
+
+def held_back(
+    attempt: Attempt, outputs: tuple[Output, ...], error: Exception | None = None, has_trace: bool = False
+) -> Finished:
+    """A finished message, for the engine."""
+    size = sum(OUTPUT_BYTES + _size_of(each) for each in outputs)
+    return Finished(attempt.message, size, Held(attempt, outputs, error, has_trace))
+
+
+def _size_of(each: Output) -> int:
+    headers = sum(len(name) + len(value or b"") for name, value in each.headers)
+    return len(each.value or b"") + len(each.key or b"") + headers
 
 
 class Workers(Protocol):
@@ -68,13 +95,6 @@ class Letters(Protocol):
         """The run has ended."""
 
 
-class Committers(Protocol):
-    """Commits what handlers have finished."""
-
-    def heard(self, size: int) -> None:
-        """A message that holds back this many bytes is finished (any thread)."""
-
-
 class Call:
     """One call of ``run``, for the user's thread, which may be interrupted anywhere: it only sets flags."""
 
@@ -98,8 +118,8 @@ class Tries:
     workers: Workers
     #: Takes messages whose last try has failed; None: such a failure ends the run.
     letters: Letters | None = None
-    #: Commits what handlers have finished, in a run with transactions; None: what they finish is done.
-    committers: Committers | None = None
+    #: In a run with transactions: hears how many bytes a finished message holds back; None: what is finished is done.
+    heard: Callable[[int], object] | None = None
 
     def __init__(
         self,
@@ -167,7 +187,7 @@ class Tries:
             return None
         assignment, attempts = lane.assignment, self.options.retry.attempts
         stable, keep = stable_of(assignment), self.letters is not None or attempts != 1
-        about = (*self._about[:3], stable, keep, partial(self.is_held, lane, assignment), self.committers is not None)
+        about = (*self._about[:3], stable, keep, partial(self.is_held, lane, assignment), self.heard is not None)
         number = lane.before + lane.number
         epoch = assignment.epoch if lane.token is None else lane.token
         attempt = Attempt(cast("Message", message), number, attempts, epoch, *about)
@@ -199,7 +219,7 @@ class Tries:
             for hooks in self.options.hooks:
                 if hooks.after is not None:
                     _hook("after", hooks.after, attempt, took)
-        if self.committers is None:
+        if self.heard is None:
             return self._settle(lane, attempt.message)
         return self._settle(lane, held_back(attempt, attempt._take_outputs()))
 
@@ -210,8 +230,8 @@ class Tries:
 
     def _settle(self, lane: Lane, what: Message | Finished) -> bool:
         self.consumer._say(what)  # before the lane continues: a partition's release waits for it
-        if self.committers is not None and isinstance(what, Finished):
-            self.committers.heard(what.size)
+        if self.heard is not None and isinstance(what, Finished):
+            self.heard(what.size)
         is_ready = self.lanes.done(lane, self.call)
         if self._is_awaited or self.call.is_ending:
             self._wake()

@@ -40,7 +40,7 @@ from rationalizer import Progress, intervals
 from rationalizer.holes import NO_OWNER, Hole, lag_of
 
 if TYPE_CHECKING:
-    from kafka_marshal.client.base import Membership
+    from kafka_marshal.client.base import AnyConsumer
     from kafka_marshal.node.driver import Driver
     from kafka_marshal.ports import Message
 
@@ -52,7 +52,7 @@ _BEGUN = (Stage.ASSIGNING, Stage.ACTIVE, Stage.REVOKING)
 _GIVEN = ("new", "again", "nothing")
 
 
-def _shared_reads(consumers: Iterable[Membership[Any]]) -> dict[str, Any]:
+def _shared_reads(consumers: Iterable[AnyConsumer[Any]]) -> dict[str, Any]:
     """What members of this process read together (U13)."""
     found = [each._fetcher.reader for each in consumers if isinstance(each, FetchingConsumer)]
     readers = [each for each in found if isinstance(each, SharedReader)]
@@ -68,7 +68,7 @@ def _shared_reads(consumers: Iterable[Membership[Any]]) -> dict[str, Any]:
 class Meter:
     """Measures one Marshal."""
 
-    def __init__(self, driver: Driver, consumers: Sequence[Membership[Any]]) -> None:
+    def __init__(self, driver: Driver, consumers: Sequence[AnyConsumer[Any]]) -> None:
         """consumers: all consumers so far; the list grows."""
         self.driver = driver
         self._consumers = consumers
@@ -186,7 +186,7 @@ class Meter:
             self._processed[key] = max(count, self._processed.get(key, 0))
         return tuple(MessageCounts(*key, consumed[key], self._processed[key]) for key in sorted(consumed))
 
-    def _partitions(self, consumers: Iterable[Membership[Any]], now: float) -> tuple[PartitionMetrics, ...]:
+    def _partitions(self, consumers: Iterable[AnyConsumer[Any]], now: float) -> tuple[PartitionMetrics, ...]:
         wall, oldest = time.time(), {}
         found = []
         for consumer in consumers:
@@ -293,7 +293,7 @@ def _in_hand(tracker: Tracker) -> tuple[int, int]:
     return max(0, tracker.in_hand - ahead - sum(_unreported(tracker))), max(0, ahead)
 
 
-def _log_end(consumer: Membership[Any], key: Key) -> int | None:
+def _log_end(consumer: AnyConsumer[Any], key: Key) -> int | None:
     with suppress(MarshalError):  # it closes
         return consumer._log_end(key)
     return None

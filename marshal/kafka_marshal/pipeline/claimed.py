@@ -30,7 +30,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_marshal import arguments
-from kafka_marshal.client.group_member import Piece
+from kafka_marshal.client.group_consumer import Piece
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.client.options import check_callback
 from kafka_marshal.client.ranges import PiecesOfRangesCallback, RangeConsumer, RangesCallback

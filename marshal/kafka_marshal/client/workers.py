@@ -1,0 +1,417 @@
+"""The workers of ``run`` (:mod:`.parallel`): threads that call functions, or tasks of an event loop for coroutines.
+
+If all workers took lanes in turn, the lane of a frequent key would wait for all others after each of its messages, and
+be left alone at the end. If all took the longest first, a rare key would wait for the whole backlog of frequent ones.
+So half of the workers do each. And one try in two is a message's first, if any waits: many that fail, and are tried
+again and again, hold no others up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, cast
+
+from kafka_marshal import arguments
+from kafka_marshal.adapters.message import Message
+from kafka_marshal.client.attempt import Attempt
+from kafka_marshal.client.closing import calling
+from kafka_marshal.client.tries import Tries, cancelled
+from kafka_marshal.engine.work.lane import Lane
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.logs import log
+from kafka_marshal.runtime import is_ours
+
+
+def check_result(result: object) -> None:
+    """Raises ConfigurationError for a result whose work has not run: its message is not done."""
+    if what := arguments.unfinished(result):
+        arguments.drop(result)
+        raise ConfigurationError(
+            f"the handler has returned {what}: its work has not run, or not to its end, so its message is not done and "
+            "comes again. Give run(…) a function that does the work, or the coroutine function itself instead of a "
+            "function that calls it; wait for the result of a future"
+        )
+
+
+def deserialized(deserialize: Callable[[Message], Any], message: Message) -> Any:
+    """What the handler gets. Raises ConfigurationError if it would have to be awaited first."""
+    value = deserialize(message)
+    if arguments.is_awaited(value):
+        arguments.drop(value)
+        raise ConfigurationError(
+            "deserialize has returned something that must be awaited, and run(…) awaits it nowhere. Its message is not "
+            "done. Give a function that returns the value, or deserialize in the handler"
+        )
+    return value
+
+
+#: Lanes are sorted by the number of binary digits of their waiting messages; longer ones than this count the same.
+MOST_DIGITS = 12
+
+#: With this number of lanes waiting, all workers take them in turn: the workers for that may all be stuck.
+MOST_IN_TURN = 10_000
+
+
+class Ready:
+    """The lanes that wait for a worker. Any thread calls it, without a lock: each step is atomic in the interpreter.
+
+    Workers that take no more lanes than were put find one each.
+    """
+
+    def __init__(self) -> None:
+        #: Each lane is in a cell that is in several queues; the worker that takes the lane empties the cell.
+        self._in_turn: deque[list[Lane]] = deque()
+        self._by_length: list[deque[list[Lane]]] = [deque() for _ in range(MOST_DIGITS + 1)]
+        #: Those whose first message was not tried before; those whose was, and whether one of them is the next.
+        self._new: deque[list[Lane]] = deque()
+        self._again: deque[list[Lane]] = deque()
+        self._is_again = False
+
+    def __len__(self) -> int:
+        """How many there are, or more."""
+        return len(self._in_turn)
+
+    def put(self, lane: Lane) -> None:
+        """This lane may begin."""
+        cell = [lane]
+        as_long = self._by_length[min(len(lane.rest or ()).bit_length(), MOST_DIGITS)]
+        for cells in (self._again,) if lane.number > 1 else (self._new, as_long):
+            _forget_empty(cells)
+            cells.append(cell)
+        _forget_empty(self._in_turn)
+        self._in_turn.append(cell)
+
+    def take(self, longest: bool) -> Lane | None:
+        """The lane with the most messages (longest), or the one that has waited longest; None: there is none."""
+        if self._again:
+            self._is_again = not self._is_again
+            if (lane := _first(self._again if self._is_again else self._new)) is not None:
+                return lane
+        if longest and len(self._in_turn) < MOST_IN_TURN:
+            for cells in reversed(self._by_length):
+                if cells and (lane := _first(cells)) is not None:
+                    return lane
+        return _first(self._in_turn)
+
+
+def _first(cells: deque[list[Lane]]) -> Lane | None:
+    while cells:
+        try:
+            return cells.popleft().pop()
+        except IndexError:
+            pass  # another thread was faster
+    return None
+
+
+def _forget_empty(cells: deque[list[Lane]]) -> None:
+    """Drop empty cells at the front: there are all whose lanes were taken in turn."""
+    try:
+        while cells and not cells[0]:
+            if cell := cells.popleft():
+                cells.appendleft(cell)
+    except IndexError:
+        pass  # another thread has forgotten them
+
+
+class Threads:
+    """Handlers called in threads, ``concurrency`` of them."""
+
+    def __init__(self, tries: Tries) -> None:
+        self._tries = tries
+        self._ready = Ready()
+        #: True for each lane that is ready, None for each thread that has to end.
+        self._calls = tries.runtime.mailbox()
+        #: How many there are, and how many there should be: one more for each that hangs.
+        self._lock = tries.runtime.lock()
+        self._threads = 0
+        self._wanted = tries.options.concurrency
+
+    def start(self) -> None:
+        while self._threads < self._wanted:
+            with self._lock:
+                self._threads += 1
+                number = self._threads
+            self._tries.runtime.start(partial(self._work, number % 2 == 0), f"kafka-marshal-handler-{number}")
+
+    def put(self, lanes: Iterable[Lane]) -> None:
+        for lane in lanes:
+            self._ready.put(lane)
+            self._calls.put(True)
+
+    def look(self, now: float) -> None:
+        timeout = self._tries.handler_timeout_ms
+        if timeout is None:
+            return
+        hanging = len(self._tries.lanes.hanging(now - timeout))
+        if self._tries.options.concurrency + hanging > self._wanted:
+            log(
+                logging.WARNING,
+                "handlers_hang",
+                "%d handler(s) have taken longer than handler_timeout: others get what they have, their threads are "
+                "left behind, and new ones take their place",
+                hanging,
+            )
+        self._wanted = self._tries.options.concurrency + hanging
+        self.start()
+
+    def end(self, timeout: float) -> None:
+        self._wanted = 0
+        for _ in range(self._threads):
+            self._calls.put(None)
+
+    @property
+    def count(self) -> tuple[int, int]:
+        return self._threads, self._wanted
+
+    def _work(self, longest: bool) -> None:
+        """Handle messages until the end (a worker)."""
+        try:
+            if self._handle_on(longest):
+                return
+        except BaseException as error:  # noqa: BLE001 - without this handler, the run must not seem complete
+            self._tries.end(error)
+        with self._lock:
+            self._threads -= 1
+
+    def _handle_on(self, longest: bool) -> bool:
+        """Handle until the end; True: there was one thread too many. No lock is held while the handler runs."""
+        tries, handle, deserialize = self._tries, self._tries.options.handle, self._tries.options.deserialize
+        call, take, now_ms = self._calls.get, self._ready.take, tries.runtime.now_ms
+        is_ours.set(False)
+        calling.set(tries.consumer)
+        is_called = False
+        while is_called or call() is not None:
+            is_called, lane = False, take(longest)
+            if lane is None:
+                continue
+            began, turn = now_ms(), lane.turn
+            try:
+                attempt = tries.begin(lane, began)
+                if attempt is None:
+                    continue
+                try:
+                    message = attempt.message
+                    result = handle(message if deserialize is None else deserialized(deserialize, message))
+                    if result is not None:
+                        check_result(result)
+                except BaseException as error:  # noqa: BLE001 - it is reported, and may end the run
+                    tries.failed(lane, attempt, began, cancelled(error))
+                else:
+                    is_called = tries.done(lane, attempt, began)
+                    if is_called:  # this thread takes it: to wake another one costs more than all the rest
+                        self._ready.put(lane)
+            except BaseException as error:  # noqa: BLE001 - what follows a handler ends the run
+                tries.broken(lane, turn + 1, error)
+            if self._threads > self._wanted and self._is_one_too_many():
+                if is_called:
+                    self._calls.put(True)
+                return True
+        return False
+
+    def _is_one_too_many(self) -> bool:
+        """Whether this thread was replaced while its handler hung, or the run has ended."""
+        with self._lock:
+            is_one = self._threads > self._wanted
+            self._threads -= is_one
+            return is_one
+
+
+#: A handler that awaits nothing keeps the loop: after this number of messages in a row its task yields.
+IN_A_ROW = 100
+
+
+class Tasks:
+    """As many tasks as handlers may run at a time."""
+
+    def __init__(self, tries: Tries, loop: asyncio.AbstractEventLoop | None) -> None:
+        """loop: where they run; None: in a new loop, in a new thread."""
+        self._tries = tries
+        self._theirs = loop
+        self._have_ended = threading.Event()
+        #: Lanes for the tasks; any thread adds lanes, the loop's thread takes them.
+        self._ready = Ready()
+        #: A future for each task that waits for a lane.
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._has_started = False
+        #: How many tasks there are, and how many there should be.
+        self._tasks = self._wanted = 0
+        self._is_over = False
+        #: Lane → the task in which its handler runs.
+        self._running: dict[Lane, asyncio.Task[None]] = {}
+        #: Lanes whose handlers were cancelled because they took too long.
+        self._late: set[Lane] = set()
+
+    def start(self) -> None:
+        if self._theirs is None:
+            self._tries.runtime.start(self._in_own_loop, "kafka-marshal-handlers")
+        else:
+            asyncio.run_coroutine_threadsafe(self._main(), self._theirs)
+        self._has_started = True
+
+    def _in_own_loop(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:  # noqa: BLE001 - the run raises it: a thread's own error would go to stderr
+            self._tries.end(error)
+
+    async def _main(self) -> None:
+        try:
+            is_ours.set(False)
+            calling.set(self._tries.consumer)
+            self._loop = asyncio.get_running_loop()
+            concurrency = self._tries.options.concurrency
+            tasks = [asyncio.ensure_future(self._work(x % 2 == 1)) for x in range(concurrency)]
+            self._wanted = self._tasks = concurrency
+            await asyncio.wait(tasks)
+        except BaseException as error:
+            self._tries.end(_noted(error))
+            raise
+        finally:
+            self._wanted = 0
+            self._have_ended.set()
+
+    @property
+    def count(self) -> tuple[int, int]:
+        return self._tasks, self._wanted
+
+    def put(self, lanes: Iterable[Lane]) -> None:
+        for lane in lanes:
+            self._ready.put(lane)
+        if self._ready and self._idle:
+            self._call(self._rouse)
+
+    def _call(self, function: Any, *args: object) -> None:
+        """Have the loop's thread call it (any thread)."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def _rouse(self) -> None:
+        try:
+            for _ in range(len(self._idle) if self._is_over else min(len(self._ready), len(self._idle))):
+                future = self._idle.popleft()
+                if not future.done():
+                    future.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - the loop would log it, and tasks would wait on
+            self._tries.end(error)
+
+    def look(self, now: float) -> None:
+        timeout = self._tries.handler_timeout_ms
+        if timeout is not None:
+            for lane in self._tries.lanes.hanging(now - timeout):
+                self._call(self._cancel, lane, lane.began)
+
+    def _cancel(self, lane: Lane, began: float) -> None:
+        """Cancel a handler, unless it has returned meanwhile."""
+        task = self._running.get(lane)
+        if task is not None and lane.began == began and lane not in self._late:
+            self._late.add(lane)
+            task.cancel()
+
+    def end(self, timeout: float) -> None:
+        self._is_over = True
+        self._call(self._rouse)
+        for lane in self._tries.lanes.hanging(float("inf")):
+            self._call(self._cancel, lane, lane.began)
+        if self._has_started:
+            self._have_ended.wait(timeout)
+
+    async def _work(self, longest: bool) -> None:
+        """Handle messages until the end (a task)."""
+        try:
+            await self._handle_on(longest)
+        except BaseException as error:
+            self._tries.end(_noted(error))  # without this handler, the run must not seem complete
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        finally:
+            self._tasks -= 1
+
+    async def _handle_on(self, longest: bool) -> None:
+        tries, now_ms, in_a_row = self._tries, self._tries.runtime.now_ms, 0
+        while True:
+            lane = self._ready.take(longest)
+            if lane is None:
+                if self._is_over:
+                    return
+                await self._wait()
+                in_a_row = 0
+                continue
+            began, turn = now_ms(), lane.turn
+            try:
+                attempt = tries.begin(lane, began)
+                if attempt is None:
+                    continue
+                if await self._handle(lane, attempt, began):
+                    self._ready.put(lane)  # this task takes the next one, so no other must be woken
+            except BaseException as error:  # noqa: BLE001 - what follows a handler ends the run
+                tries.broken(lane, turn + 1, error)
+            in_a_row += 1
+            if in_a_row >= IN_A_ROW:
+                in_a_row = 0
+                await asyncio.sleep(0)
+
+    async def _handle(self, lane: Lane, attempt: Attempt, began: float) -> bool:
+        """Call the handler, and deal with its result; whether the lane is ready again."""
+        tries, options, task = self._tries, self._tries.options, asyncio.current_task()
+        handle, deserialize, message = cast("Any", options.handle), options.deserialize, attempt.message
+        self._running[lane] = cast("asyncio.Task[None]", task)
+        try:
+            result = await handle(message if deserialize is None else deserialized(deserialize, message))
+            if result is not None:
+                check_result(result)
+        except BaseException as error:  # noqa: BLE001 - it is reported, and may end the run
+            self._running.pop(lane, None)
+            if self._was_late(lane):
+                if self._is_over:  # it was cancelled as the run ends
+                    tries.given_back(lane)
+                    return False
+                error = self._named(error)
+            elif task is not None and task.cancelling() == 0:
+                error = cancelled(error)
+            tries.failed(lane, attempt, began, error)
+            return False
+        self._running.pop(lane, None)
+        self._was_late(lane)
+        return tries.done(lane, attempt, began)
+
+    async def _wait(self) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self._idle.append(future)
+        if self._ready or self._is_over:  # the thread that put the lane there saw no idle task
+            self._idle.pop()
+        else:
+            await future
+
+    def _was_late(self, lane: Lane) -> bool:
+        """Whether we have cancelled its handler; clears the cancellation, for the task's next handler."""
+        if lane not in self._late:
+            return False
+        self._late.discard(lane)
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
+        return True
+
+    def _named(self, error: BaseException) -> BaseException:
+        """The error of a handler that we have cancelled: a TimeoutError, unless it raised another one."""
+        if not isinstance(error, asyncio.CancelledError):
+            return error
+        timeout_s = (self._tries.handler_timeout_ms or 0.0) / 1000
+        late = TimeoutError(f"the handler has not returned within handler_timeout ({timeout_s:g} s), and was cancelled")
+        late.__cause__ = error
+        return late
+
+
+def _noted(error: BaseException) -> BaseException:
+    """Explain a cancellation, whose own text is empty."""
+    if isinstance(error, asyncio.CancelledError) and not hasattr(error, "__notes__"):
+        error.add_note(
+            "the program has cancelled a task that calls handlers, or has stopped its event loop: this ends run(…). "
+            "What was not done comes again, here or elsewhere"
+        )
+    return error
