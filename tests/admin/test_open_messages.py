@@ -20,7 +20,7 @@ from kafka_marshal.admin.transfer import Open, planned_export
 from kafka_marshal.errors import AdminError, ConfigurationError, KafkaUnavailableError
 from kafka_marshal.node.coordination_topic import required_settings
 from kafka_marshal.node.log_guard import progress_of_all
-from kafka_marshal.observe.point_reads import read_at
+from kafka_marshal.observe.holes import read_at
 from kafka_marshal.ports import KafkaGroup
 from rationalizer import (
     ClaimingPartition,

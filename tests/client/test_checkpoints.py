@@ -25,7 +25,7 @@ from kafka_marshal.aio import GroupConsumer as AsyncConsumer
 from kafka_marshal.aio import Marshal as AsyncMarshal
 from kafka_marshal.engine.groups import mirror
 from kafka_marshal.engine.work import delivery
-from kafka_marshal.metrics.lag import GroupLag
+from kafka_marshal.metrics.measure import GroupLag
 from rationalizer import ConfigureGroup, encode
 from tests.client.conftest import wait_until
 from tests.client.counting import Ledger, Memory, counted

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal import Retry
-from kafka_marshal.observe import open_problems
+from kafka_marshal.observe import problems
 from tests.cli.conftest import command, environment
 from tests.cli.harness import Command
 from tests.client.conftest import wait_until
@@ -60,7 +60,7 @@ def test_a_coroutine_that_swallows_its_cancellation_is_named_and_so_is_what_wait
     topic = crew.topic(1)
     publish(crew, topic, ["a", "bad", "b", "bad", "c"])
     member, consumer = crew.consumer("a", topic, handler_timeout=1.0)
-    monkeypatch.setattr(open_problems, "STUCK_BATCH_MS", 500)
+    monkeypatch.setattr(problems, "STUCK_BATCH_MS", 500)
     done: set[int] = set()
     may_end = threading.Event()
 

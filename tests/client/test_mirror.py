@@ -20,7 +20,7 @@ from kafka_marshal.client import group_consumer
 from kafka_marshal.engine.groups import mirror
 from kafka_marshal.engine.work.topic_mark import mark_of
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
-from kafka_marshal.metrics.lag import GroupLag
+from kafka_marshal.metrics.measure import GroupLag
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.ports import TopicPartition
 from rationalizer import (

@@ -10,7 +10,7 @@ import pytest
 from kafka_marshal import Admin, Consumer, KeyRangeError, Marshal
 from kafka_marshal.client import health
 from kafka_marshal.engine.work import open_messages
-from kafka_marshal.observe import open_problems, problems
+from kafka_marshal.observe import problems
 from rationalizer.limits import MAX_HOLES
 from tests.cli.conftest import command, environment
 from tests.cli.harness import Command
@@ -29,7 +29,7 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import tests.rationalizer.oracle  # noqa: F401 - its limits are lowered, too
 
     small_limits(monkeypatch, MAX_HOLES=LIMIT)
-    for module in (health, open_problems, problems, open_messages):  # the client knows the limit as the log does
+    for module in (health, problems, open_messages):  # the client knows the limit as the log does
         monkeypatch.setattr(module, "MAX_HOLES", LIMIT)
     yield
 

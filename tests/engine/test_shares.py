@@ -10,7 +10,7 @@ from kafka_marshal.engine.claims.keys import ShareLease
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer
 from kafka_marshal.engine.work.run import offset_of
-from kafka_marshal.watchdog.last_will import LastWill
+from kafka_marshal.watchdog.parent import LastWill
 from rationalizer import (
     ClaimingPartition,
     ClaimingShare,

@@ -20,7 +20,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from kafka_marshal import Marshal, Message, Retry
 from kafka_marshal.engine.figures import BUCKETS_S
 from kafka_marshal.metrics import instrument, trace_hooks
-from kafka_marshal.metrics.catalogue import CATALOGUE
+from kafka_marshal.metrics.rows import CATALOGUE
 from tests.client.conftest import wait_until
 from tests.faults.stories import GROUP, TOPIC, member, memory_cluster
 from tests.metrics.conftest import PARTITIONS

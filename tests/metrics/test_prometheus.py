@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.metrics import MarshalCollector
-from kafka_marshal.metrics.catalogue import CATALOGUE
+from kafka_marshal.metrics.rows import CATALOGUE
 from tests.client.conftest import wait_until
 from tests.faults.stories import GROUP, TOPIC, member
 from tests.metrics.conftest import PARTITIONS, get

@@ -18,7 +18,7 @@ from kafka_marshal import ClosedError, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
 from kafka_marshal.metrics import MetricsServer
-from kafka_marshal.metrics import lag as lag_module
+from kafka_marshal.metrics import measure as lag_module
 from kafka_marshal.metrics.measure import Meter
 from tests.client.conftest import wait_until
 from tests.faults.stories import TOPIC, member

@@ -10,9 +10,21 @@ from typing import Any
 import pytest
 
 from kafka_marshal.cli.log import Filter, LogLines
-from kafka_marshal.observe.checkpoint_rows import BarrierRow, CheckpointsRow, UnsavedRow, checkpoints_row
-from kafka_marshal.observe.checkpoints import CheckpointHistory, Ended, Happened, Taken, WentBack
-from kafka_marshal.observe.cuts import cuts_now, is_initial, oldest_cut, waits_for
+from kafka_marshal.observe.checkpoints import (
+    BarrierRow,
+    CheckpointHistory,
+    CheckpointsRow,
+    Ended,
+    Happened,
+    Taken,
+    UnsavedRow,
+    WentBack,
+    checkpoints_row,
+    cuts_now,
+    is_initial,
+    oldest_cut,
+    waits_for,
+)
 from kafka_marshal.observe.ownership import PieceOwnership, ended_text
 from kafka_marshal.observe.problems import problems_of
 from kafka_marshal.observe.rows import GroupRow, LeaseRow

@@ -6,8 +6,7 @@ import pytest
 
 from kafka_marshal.observe import fold
 from kafka_marshal.observe.fold import Fold, Worker
-from kafka_marshal.observe.rows import WorkerRow
-from kafka_marshal.observe.verdict import Verdict, verdict
+from kafka_marshal.observe.rows import Verdict, WorkerRow, verdict
 from rationalizer import (
     BeatEntry,
     ClaimingPartition,

@@ -10,11 +10,10 @@ import pytest
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.cli.status import _group_state
 from kafka_marshal.node.coordination_topic import required_settings
-from kafka_marshal.observe import open_problems as module
 from kafka_marshal.observe import problems
+from kafka_marshal.observe import problems as module
 from kafka_marshal.observe.meter import Meter
-from kafka_marshal.observe.open_problems import crowded_text, open_problems, open_text
-from kafka_marshal.observe.problems import _waiting, problems_of
+from kafka_marshal.observe.problems import _waiting, crowded_text, open_problems, open_text, problems_of
 from kafka_marshal.observe.rows import GroupRow
 from kafka_marshal.observe.view import View
 from rationalizer import (

@@ -11,8 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from kafka_marshal import KafkaUnavailableError
 from kafka_marshal.admin.transfer import empty_kafka_group
-from kafka_marshal.observe.open_transactions import Transaction, behind_transactions, open_transactions, parse
-from kafka_marshal.observe.stuck import mark_stuck
+from kafka_marshal.observe.stuck import Transaction, behind_transactions, mark_stuck, open_transactions, parse
 from tests.cli.test_view import held
 from tests.client.conftest import Scene
 from tests.client.conftest import scene as scene

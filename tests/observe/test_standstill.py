@@ -9,8 +9,7 @@ import pytest
 
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.node.coordination_topic import required_settings
-from kafka_marshal.observe.open_problems import open_problems
-from kafka_marshal.observe.problems import problems_of
+from kafka_marshal.observe.problems import open_problems, problems_of
 from kafka_marshal.observe.rows import GroupRow
 from kafka_marshal.observe.view import View
 from rationalizer import (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_marshal.observe.cuts import seen_by
+from kafka_marshal.observe.checkpoints import seen_by
 from kafka_marshal.ui import happened
 from kafka_marshal.ui.fold import History
 from kafka_marshal.ui.moments import Moment

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafka_marshal.watchdog.last_will import LastWill
+from kafka_marshal.watchdog.parent import LastWill
 from rationalizer import ClaimingShare, Record, ReleasingPartition, Upgrade, World, encode
 from rationalizer.levels import SHARING_LEVEL
 

@@ -15,8 +15,7 @@ import pytest
 from kafka_marshal import ConfigurationError, Marshal
 from kafka_marshal.errors import TopicMissingError
 from kafka_marshal.watchdog import Watchdog, process
-from kafka_marshal.watchdog.parent import Pipe
-from kafka_marshal.watchdog.properties import producer_properties
+from kafka_marshal.watchdog.parent import Pipe, producer_properties
 from tests.client.conftest import wait_until
 from tests.watchdog.conftest import is_running
 

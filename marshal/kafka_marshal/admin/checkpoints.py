@@ -24,11 +24,13 @@ from kafka_marshal.errors import (
     KafkaUnavailableError,
     MarshalError,
 )
-from kafka_marshal.observe.checkpoints import CheckpointHistory, Ended, Taken
-from kafka_marshal.observe.cuts import (
+from kafka_marshal.observe.checkpoints import (
     KIND_WORDS,
+    CheckpointHistory,
     Cut,
+    Ended,
     Seen,
+    Taken,
     cuts_now,
     is_initial,
     oldest_cut,

@@ -15,7 +15,7 @@ from kafka_marshal.admin.session import Asked, Session, bare_release, in_own_nam
 from kafka_marshal.client.view import holdings, lease_info
 from kafka_marshal.errors import AdminError, ConfigurationError, GroupPausedError
 from kafka_marshal.node.replica import Replica
-from kafka_marshal.observe.checkpoint_words import repeated_text
+from kafka_marshal.observe.checkpoints import repeated_text
 from kafka_marshal.observe.text import count
 from kafka_marshal.ports import TopicPartition
 from kafka_marshal.types import LeaseInfo

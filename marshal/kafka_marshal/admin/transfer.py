@@ -23,7 +23,7 @@ from kafka_marshal.engine.work.topic_mark import kafka_counts
 from kafka_marshal.errors import AdminError, KafkaUnavailableError
 from kafka_marshal.node.log_guard import progress_of_all
 from kafka_marshal.node.replica import Replica
-from kafka_marshal.observe.open_transactions import offsets_held_text
+from kafka_marshal.observe.stuck import offsets_held_text
 from kafka_marshal.observe.text import count
 from kafka_marshal.ports import Cluster, KafkaGroup, TopicPartition
 from rationalizer import Progress, route_group

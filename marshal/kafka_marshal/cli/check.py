@@ -11,8 +11,7 @@ from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import print_json, progress, say, say_warning
 from kafka_marshal.observe.names import no_group
-from kafka_marshal.observe.open_problems import open_problems
-from kafka_marshal.observe.problems import Problem, mixed_texts, pause_text, problems_of, too_few
+from kafka_marshal.observe.problems import Problem, mixed_texts, open_problems, pause_text, problems_of, too_few
 from kafka_marshal.observe.rows import GroupRow, partitions_of
 from kafka_marshal.observe.text import count
 

@@ -14,9 +14,15 @@ from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import span_option
 from kafka_marshal.cli.output import Cell, Column, print_json, print_table, progress, say, say_warning
 from kafka_marshal.cli.watch import Picture, Section, print_picture
-from kafka_marshal.observe.checkpoint_rows import barrier_json, checkpoints_row
-from kafka_marshal.observe.checkpoint_words import barrier_text, happened_text
-from kafka_marshal.observe.cuts import KIND_WORDS, is_initial, oldest_cut
+from kafka_marshal.observe.checkpoints import (
+    KIND_WORDS,
+    barrier_json,
+    barrier_text,
+    checkpoints_row,
+    happened_text,
+    is_initial,
+    oldest_cut,
+)
 from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.text import clock_text, count, span, time_text
@@ -25,9 +31,7 @@ from rationalizer import route_group
 if TYPE_CHECKING:
     from kafka_marshal.admin.checkpoints import TakenCheckpoint
     from kafka_marshal.cli.options import Options
-    from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
-    from kafka_marshal.observe.checkpoints import CheckpointHistory, Ended, Taken, WentBack
-    from kafka_marshal.observe.cuts import Cut
+    from kafka_marshal.observe.checkpoints import CheckpointHistory, CheckpointsRow, Cut, Ended, Taken, WentBack
     from kafka_marshal.observe.view import View
     from rationalizer import Group, Outcome
 

@@ -21,7 +21,7 @@ from kafka_marshal.cli.names import (
 )
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import ask, print_json, say, say_warning
-from kafka_marshal.observe.checkpoint_words import repeated_text
+from kafka_marshal.observe.checkpoints import repeated_text
 from kafka_marshal.observe.names import clients_of
 from kafka_marshal.observe.rows import DAY_MS, GroupRow, place_text, span_text
 from kafka_marshal.observe.text import count, span

@@ -15,11 +15,9 @@ from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.output import Cell, Column, ask, print_json, progress, say
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, print_picture, show, stuck_section
 from kafka_marshal.instance import Instance
-from kafka_marshal.observe.checkpoint_rows import checkpoints_json
-from kafka_marshal.observe.checkpoint_words import as_of_text, barrier_text
+from kafka_marshal.observe.checkpoints import as_of_text, barrier_text, checkpoints_json
 from kafka_marshal.observe.names import near, no_group
-from kafka_marshal.observe.open_problems import open_text
-from kafka_marshal.observe.problems import problems_of
+from kafka_marshal.observe.problems import open_text, problems_of
 from kafka_marshal.observe.rows import (
     GroupRow,
     LeaseRow,

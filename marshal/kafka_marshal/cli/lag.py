@@ -14,7 +14,7 @@ from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import Cell, Column
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, show, stuck_section
-from kafka_marshal.observe.checkpoint_words import as_of_text
+from kafka_marshal.observe.checkpoints import as_of_text
 from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.rows import GroupRow, LeaseRow, partitions_of
 from kafka_marshal.observe.text import count, number, span

@@ -18,7 +18,7 @@ from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options, time_option
 from kafka_marshal.cli.output import is_terminal, print_json_line, progress, say_warning
-from kafka_marshal.observe.checkpoint_words import happened_text
+from kafka_marshal.observe.checkpoints import happened_text
 from kafka_marshal.observe.names import names_of, no_group
 from kafka_marshal.observe.text import time_text
 from kafka_marshal.visible import visible
@@ -80,7 +80,7 @@ class LogLines:
     ) -> None:
         """skip_below: CP → first offset that becomes a line. worlds: initial state of CPs."""
         from kafka_marshal.observe.fold import Fold
-        from kafka_marshal.observe.silence import Standstills
+        from kafka_marshal.observe.meter import Standstills
 
         self.worlds: dict[int, World] = dict(worlds or {})
         self._partitions = partitions
@@ -94,7 +94,7 @@ class LogLines:
 
     def read(self, cp: int, entries: list[LogEntry]) -> Iterator[LogLine]:
         """Replay a run of one CP's records, ascending; the lines of those selected."""
-        from kafka_marshal.observe.silence import outage_text
+        from kafka_marshal.observe.meter import outage_text
         from kafka_marshal.observe.words import reason, what
         from rationalizer import World, codes
 

@@ -14,10 +14,9 @@ from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.output import Cell, Column, is_terminal
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, show, stuck_section
-from kafka_marshal.observe.checkpoint_rows import checkpoints_json
+from kafka_marshal.observe.checkpoints import checkpoints_json
 from kafka_marshal.observe.names import no_group
-from kafka_marshal.observe.open_problems import crowded_text
-from kafka_marshal.observe.problems import KINDS, Problem, mixed_texts, problems_of
+from kafka_marshal.observe.problems import KINDS, Problem, crowded_text, mixed_texts, problems_of
 from kafka_marshal.observe.rows import (
     GroupRow,
     LeaseRow,

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.archive import archive_option, is_alone, open_history
-from kafka_marshal.cli.connection import connected, id_argument
+from kafka_marshal.cli.connection import connected, id_argument, view_of
 from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
 from kafka_marshal.cli.names import complete_group, complete_topic, read_names, refuse_name
 from kafka_marshal.cli.options import Options, time_option
-from kafka_marshal.cli.output import Cell, Column, print_json, print_table, progress, say
+from kafka_marshal.cli.output import Cell, Column, is_terminal, print_json, print_table, progress, say
+from kafka_marshal.cli.positions import topic_partition
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.observe.names import names_of
+from kafka_marshal.observe.names import names_of, no_group
 from kafka_marshal.observe.rows import STATES
-from kafka_marshal.observe.text import clock_text, local_ms, time_text
+from kafka_marshal.observe.text import clock_text, local_ms, number, time_text
 from rationalizer import route_group, route_lease
 from rationalizer.limits import MAX_PARTITION
 
 if TYPE_CHECKING:
     from kafka_marshal.observe.ownership import Ownership, PieceOwnership
+    from kafka_marshal.observe.view import View
+    from kafka_marshal.types import LeaseInfo
+    from rationalizer import Progress
     from rationalizer.history import LeaseKey, Span
 
 _COLUMNS = (
@@ -83,8 +88,6 @@ def who(
     Exit status: 0, also if it was free; 1 the log knows no such lease; 2 wrong use; 3 no Kafka.
     """
     if key is not None:
-        from kafka_marshal.cli.who_key import who_has
-
         named = f"{topic_name}:{partition}" if topic_name is not None and partition is not None else group
         return who_has(options, named, key, of_group if named == group else group)
     if topic_name is None or partition is None:
@@ -284,3 +287,99 @@ def _json(owned: Ownership) -> dict[str, object]:
         "answers": answers,
         "history": [span_json(each) for each in owned.spans],
     }
+
+
+# -- who has a key -------------------------------------------------------------------------------------------
+
+_OF_KEY = (
+    Column("group", fold=True, least=6),
+    Column("owner", fold=True, least=6),
+    Column("epoch", right=True),
+    Column("done to", right=True),
+    Column("open", fold=True, least=12),
+)
+
+
+def who_has(options: Options, place: str, key: str, group: str | None) -> int:
+    """Print it. place: TOPIC:PARTITION."""
+    from rationalizer import key_hash
+
+    topic, partition = topic_partition(place)
+    hashed = key_hash(_bytes(key), 0)
+    with connected(options) as cluster:
+        view = view_of(cluster, options)
+        try:
+            with progress("reading the log") as progressed:
+                view.catch_up(progressed)
+            found = list(_found(view, topic, partition, hashed, group))
+            known = view.names()
+        finally:
+            view.replica.close()
+    if not found:
+        if group is not None and group not in known:
+            raise CommandError(no_group(group, known), NO)
+        raise CommandError(f"no group has had {topic} partition {partition}. kafka-marshal groups lists all.", NO)
+    if options.json:
+        print_json({"topic": topic, "topic_partition": partition, "key": key, "key_hash": hashed, "groups": found})
+        return DONE
+    if is_terminal():
+        say(f"key {key!r} of {topic} partition {partition}: hash {hashed}")
+    print_table(_OF_KEY, [_key_cells(each) for each in found])
+    return DONE
+
+
+def _bytes(key: str) -> bytes:
+    if key.startswith("0x"):
+        try:
+            return bytes.fromhex(key[2:])
+        except ValueError:
+            raise click.BadParameter(f"{key!r} is no hexadecimal number", param_hint="'--key'") from None
+    return key.encode("utf-8", "surrogateescape")
+
+
+def _found(view: View, topic: str, partition: int, hashed: int, group: str | None) -> Iterator[dict[str, Any]]:
+    from kafka_marshal.client.view import holdings
+
+    found = [
+        (info, done)
+        for world in view.worlds.values()
+        for info, done in holdings(world, group)
+        if (info.topic, info.partition) == (topic, partition) and info.lo <= hashed <= info.hi
+    ]
+    for info, done in sorted(found, key=lambda each: each[0].group_id):
+        yield _key_json(info, done, hashed)
+
+
+def _key_json(info: LeaseInfo, done: Progress, hashed: int) -> dict[str, Any]:
+    sharers = [each for each in info.sharers if each.keys is None or each.keys[0] <= hashed <= each.keys[1]]
+    owners = [(each.client_id, each.epoch) for each in sharers]
+    if not info.sharers and info.client_id is not None:
+        owners = [(info.client_id, info.epoch)]
+    return {
+        "group": info.group_id,
+        "kind": info.kind,
+        "owners": [{"client": client, "epoch": epoch} for client, epoch in owners],
+        "done_through": done.floor([(hashed, hashed)]),
+        "open": [
+            {
+                "offset": each.first,
+                "state": "parked" if each.is_parked else "acquired" if each.holder is not None else "waiting",
+                "delivery_count": each.delivery_count,
+                "reason": each.parked,
+            }
+            for each in info.open
+            if each.key_hash == hashed
+        ],
+    }
+
+
+def _key_cells(each: dict[str, Any]) -> list[str]:
+    owners, still_open = each["owners"], each["open"]
+    listed = ", ".join(f"{one['offset']} {one['reason'] or one['state']}" for one in still_open[:10])
+    return [
+        each["group"],
+        ", ".join(owner["client"] for owner in owners) or "nobody",
+        number(owners[0]["epoch"]) if len(owners) == 1 else "-",
+        number(each["done_through"] if each["done_through"] >= 0 else None),
+        listed + (", …" if len(still_open) > 10 else "") or "-",
+    ]

@@ -58,7 +58,7 @@ from kafka_marshal.ports import Cluster
 from kafka_marshal.topic_names import DEFAULT_TOPIC
 from kafka_marshal.types import Delivery, Start, Strategy, WhenStuck
 from kafka_marshal.watchdog import Watchdog
-from kafka_marshal.watchdog.properties import producer_properties
+from kafka_marshal.watchdog.parent import producer_properties
 
 if TYPE_CHECKING:
     from kafka_marshal.metrics.server import MetricsServer

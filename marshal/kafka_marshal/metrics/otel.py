@@ -28,8 +28,7 @@ from kafka_marshal.client.handled import ErrorTypes, error_type
 from kafka_marshal.client.handling import Hooks
 from kafka_marshal.engine.figures import BUCKETS_S
 from kafka_marshal.instance import release
-from kafka_marshal.metrics.catalogue import CATALOGUE, Metric
-from kafka_marshal.metrics.rows import Distribution, Measured, Metrics
+from kafka_marshal.metrics.rows import CATALOGUE, Distribution, Measured, Metric, Metrics
 
 _SCOPE = "kafka_marshal"
 

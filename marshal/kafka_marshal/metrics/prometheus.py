@@ -20,8 +20,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from kafka_marshal.metrics.catalogue import CATALOGUE, Metric, prometheus_label
-from kafka_marshal.metrics.rows import Distribution, Measured, Metrics
+from kafka_marshal.metrics.rows import CATALOGUE, Distribution, Measured, Metric, Metrics, prometheus_label
 
 
 class MarshalCollector(Collector):

@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 from kafka_marshal import arguments
 from kafka_marshal.errors import ConfigurationError, MarshalError
 from kafka_marshal.logs import log
-from kafka_marshal.metrics.lag import GroupLag
-from kafka_marshal.metrics.measure import Meter
+from kafka_marshal.metrics.measure import GroupLag, Meter
 from kafka_marshal.metrics.rows import Metrics
 
 #: Clients that send or read nothing for this long (s) are disconnected.

@@ -3,10 +3,11 @@
 ===============  =======================================================================================
 ``log``          the coordination topic, read from here to there, or followed
 ``fold``         workers: when each was heard, what it lost and how, who evicted it
-``view``         the state now: leases and groups as ``rows``, with lag, silence and speed (``meter``)
-``stuck``        why a partition makes no progress; ``verdict``: its health in one word
+``view``         the state now: leases and groups as ``rows``, with lag and verdict, speed and silence (``meter``)
+``stuck``        why a partition makes no progress, such as a transaction that has not ended
+``checkpoints``  those of a group: their history, state, rows and words; ``holes``: its open messages
 ``log_size``     how large the log is, how old, how long it is kept
-``problems``     what is wrong with a group, in words
+``problems``     what is wrong with a group and its open messages, in words
 ``ownership``    who owned a partition, since when, until when
 ``names``        the names that a log knows
 ``words``        records and outcomes in words; ``text``: times and spans; ``payload``: messages

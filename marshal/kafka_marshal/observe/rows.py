@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
 
 from kafka_marshal.engine.work.topic_mark import POSITION_LOST
 from kafka_marshal.instance import Instance
 from kafka_marshal.observe.text import span
+from rationalizer import intervals
 from rationalizer.holes import first_open, lag_of
-from rationalizer.intervals import lag
 from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
 
 if TYPE_CHECKING:
-    from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
-    from kafka_marshal.observe.verdict import Verdict
+    from kafka_marshal.observe.checkpoints import CheckpointsRow
     from kafka_marshal.types import OpenMessages, Sharer
 
 #: How the reason begins if a holder reports no progress and the cause is not known.
@@ -109,6 +109,61 @@ class AllSilent:
         return self.members > 1 and self.ms < LONGEST_MS
 
 
+#: The window of verdicts (ms).
+WINDOW_MS: Final = 60_000
+
+
+class Verdict(StrEnum):
+    """The health of a partition over the window."""
+
+    #: There is no lag, or it fell, or it was 0 in between.
+    OK = "ok"
+    #: The position moves, but the lag did not fall over the window.
+    BEHIND = "behind"
+    #: The position moved back (an operator moved it), and has not caught up.
+    REWOUND = "rewound"
+    #: One message blocks it, while later ones or other partitions of its holder are done.
+    HELD_BACK = "held_back"
+    #: Its holder beats, but makes no progress.
+    STALLED = "stalled"
+    #: There is lag, and no live holder.
+    STOPPED = "stopped"
+
+
+def verdict(
+    lag: int | None,
+    *,
+    held: bool,
+    is_held_back: bool,
+    still_ms: int,
+    positions: Sequence[int],
+    end_before: int | None,
+) -> Verdict | None:
+    """The verdict on one partition, in one word and without a threshold to configure; None: its lag is not known.
+
+    The rules follow Burrow. No lag is always ok. Otherwise, the worst first: no live holder; the position does not
+    move; it moved back; it moves, but the lag does not fall. The only past figure they need comes from brokers.
+
+    still_ms: how long messages have waited without progress. positions: the next offsets within the window, the first
+    one at its beginning. end_before: its log end at that time; None: not known.
+    """
+    if lag is None:
+        return None
+    if lag == 0:
+        return Verdict.OK
+    if not held:
+        return Verdict.STOPPED
+    if is_held_back:
+        return Verdict.HELD_BACK
+    if still_ms >= WINDOW_MS:
+        return Verdict.STALLED
+    if positions and positions[-1] < max(positions):
+        return Verdict.REWOUND
+    if end_before is None or not positions:
+        return Verdict.OK
+    return Verdict.BEHIND if 0 < intervals.lag(positions[0], end_before) <= lag else Verdict.OK
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseRow:
     """One lease or piece, or one partition of a group's topic that was never claimed (cp None)."""
@@ -150,7 +205,7 @@ class LeaseRow:
     stable_at_least: bool = False
     #: The message that blocks all progress while later ones or other partitions are done; "": none.
     held_back: str = ""
-    #: See :mod:`kafka_marshal.observe.verdict`; None: not known.
+    #: None: not known.
     verdict: Verdict | None = None
     #: How long (ms) its holder has had it.
     held_ms: int | None = None
@@ -207,7 +262,9 @@ class LeaseRow:
     def in_flight(self) -> int:
         """Messages not done with later ones done: in flight, or given up."""
         return (
-            key_share(lag(self.position, self.ranges[-1][1] + 1, self.ranges), self.lo, self.hi) if self.ranges else 0
+            key_share(intervals.lag(self.position, self.ranges[-1][1] + 1, self.ranges), self.lo, self.hi)
+            if self.ranges
+            else 0
         )
 
     @property
@@ -232,7 +289,9 @@ class LeaseRow:
         """Offsets in the log that are neither done nor set aside; for a part of the keys, its average share."""
         if self.log_end is None or self.log_start is None or self.lost:
             return None
-        share = key_share(lag(max(self.position, self.log_start), self.log_end, self.ranges), self.lo, self.hi)
+        share = key_share(
+            intervals.lag(max(self.position, self.log_start), self.log_end, self.ranges), self.lo, self.hi
+        )
         more = lag_of(self.open, self.log_start, self.log_end, self.position - 1, self.ranges) if self.open else 0
         return max(0, share + more)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from kafka_marshal.visible import visible
@@ -153,3 +154,9 @@ def number(value: int | None) -> str:
 def count(amount: int, one: str, many: str | None = None) -> str:
     """An amount with its noun: 1 lease, 3 leases, 12,345 records."""
     return f"{amount:,} {one if amount == 1 else many or one + 's'}"
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")

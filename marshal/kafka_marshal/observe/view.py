@@ -27,13 +27,11 @@ from kafka_marshal.node.checks import SET_BACK_MS, clock_set_back
 from kafka_marshal.node.coordination_topic import log_name
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.node.start import Begin
-from kafka_marshal.observe.checkpoint_rows import checkpoints_row
-from kafka_marshal.observe.cuts import cut_in
+from kafka_marshal.observe.checkpoints import checkpoints_row, cut_in
 from kafka_marshal.observe.fold import Fold
 from kafka_marshal.observe.log import LOOK_STEP_S
-from kafka_marshal.observe.meter import BrokerClock, Meter, listening_s
+from kafka_marshal.observe.meter import BrokerClock, Meter, Silence, listening_s
 from kafka_marshal.observe.rows import DAY_MS, FOREIGN_COMMIT, NO_TOPIC, GroupRow, LeaseRow, PauseRow, WorkerRow
-from kafka_marshal.observe.silence import Silence
 from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts, with_checkpoints
 from kafka_marshal.observe.text import local_ms
 from kafka_marshal.ports import TailBatch
@@ -43,7 +41,7 @@ from rationalizer import Tick, encode, route_group
 from rationalizer.limits import STALE_AFTER_INTERVALS
 
 if TYPE_CHECKING:
-    from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
+    from kafka_marshal.observe.checkpoints import CheckpointsRow
     from kafka_marshal.observe.fold import Worker
     from kafka_marshal.ports import Ack, Cluster, TopicInfo
     from kafka_marshal.types import Key, LeaseInfo

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.work.topic_mark import split
-from kafka_marshal.observe import sharing_words
-from kafka_marshal.observe.cuts import waits_for
+from kafka_marshal.observe.checkpoints import waits_for
 from kafka_marshal.observe.rows import place_text
-from kafka_marshal.observe.text import count, span, time_text
+from kafka_marshal.observe.text import count, listed, span, time_text
 from rationalizer import (
     AnswerBarrier,
     BeginCheckpoint,
@@ -28,7 +27,9 @@ from rationalizer import (
     HeartbeatBatch,
     JoinGroup,
     KeepCheckpoint,
+    Lease,
     LeaveGroup,
+    Outcome,
     RejectedValueError,
     ReleaseGroup,
     ReleasingPartition,
@@ -43,19 +44,13 @@ from rationalizer import (
     route_group,
     route_lease,
 )
+from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.marker import said_by
+from rationalizer.wire.records import Done, Opened, Parked
 from rationalizer.wire.wellformed import END, LET_GO, PIN, REACHED_AND_LEAVES, REFUSED, START
 
 if TYPE_CHECKING:
-    from rationalizer import (
-        BeatEntry,
-        CommitEntry,
-        Group,
-        Lease,
-        Outcome,
-        Record,
-        World,
-    )
+    from rationalizer import BeatEntry, CommitEntry, Group, Record, World
     from rationalizer.groups.history import Rebalance
     from rationalizer.history import Span
     from rationalizer.log_hash import LogHash
@@ -82,9 +77,6 @@ _OF_A_LEASE = (
     ClaimingShare,
     SettlingMessages,
 )
-
-#: The most leases or ranges that are listed.
-_LISTED = 5
 
 _MEANS = {row.code: row.means for row in codes.TABLE}
 
@@ -152,7 +144,7 @@ def _batch(record: HeartbeatBatch) -> str:
         end = "" if entry.last_offset is None else f"={entry.last_offset}"
         return f"{_at(entry.topic, entry.partition)}{end}"
 
-    return f"beats for {_some([one(entry) for entry in record.entries])}"
+    return f"beats for {listed([one(entry) for entry in record.entries])}"
 
 
 def _commit(record: CommitRanges) -> str:
@@ -162,8 +154,8 @@ def _commit(record: CommitRanges) -> str:
         return f"says that {at} is processed in transactions: Kafka's offset counts"
     if not found.ranges:
         return f"says which topic the position in {at} is of"
-    ranges = [str(first) if first == last else f"{first}-{last}" for first, last in found.ranges]
-    return f"has done {_some(ranges)} of {at}"
+    ranges = [*map(_range, found.ranges)]
+    return f"has done {listed(ranges)} of {at}"
 
 
 def _forget(record: ForgetGroup) -> str:
@@ -182,7 +174,7 @@ def _upgrade(record: Upgrade) -> str:
 def _join(record: JoinGroup) -> str:
     verb = "joins again" if record.member_id else "joins"
     named = [topic for topic, _ in record.topics]
-    topics = f"topics like {record.pattern} ({_some(named) or 'none yet'})" if record.pattern else _some(named)
+    topics = f"topics like {record.pattern} ({listed(named) or 'none yet'})" if record.pattern else listed(named)
     share = ", may share partitions by key" if record.allow_key_share else ""
     return f"{verb} for {topics}: {record.strategy}, session {span(record.session_timeout_ms)}{share}"
 
@@ -197,8 +189,8 @@ def _entry(entry: CommitEntry) -> str:
         done = f"{at}={entry.through if entry.through >= 0 else 'nothing'}"
     elif entry.ranges:
         found = split(entry.ranges)
-        listed = _some([str(first) if first == last else f"{first}-{last}" for first, last in found.ranges])
-        done = f"{at}: {listed or ('in transactions' if found.kafka_counts else 'its topic')}"
+        ranges = listed([*map(_range, found.ranges)])
+        done = f"{at}: {ranges or ('in transactions' if found.kafka_counts else 'its topic')}"
     else:
         done = at
     return done if entry.metadata is None else f"{done} (with metadata)"
@@ -207,24 +199,24 @@ def _entry(entry: CommitEntry) -> str:
 def _offsets(record: CommitOffsets) -> str:
     entries = record.entries
     if not record.member_id:
-        return f"sets positions: {_some([_entry(entry) for entry in entries])}"
+        return f"sets positions: {listed([_entry(entry) for entry in entries])}"
     parts = []
     for verb, wanted in (("starts", (START,)), ("has done", (0,)), ("lets go of", (LET_GO,))):
         chosen = [_entry(entry) for entry in entries if entry.action in wanted]
         if chosen:
-            parts.append(f"{verb} {_some(chosen)}")
+            parts.append(f"{verb} {listed(chosen)}")
     return "; ".join(parts) + (", in order" if record.in_order else "")
 
 
 def _topics(record: TopicsChanged) -> str:
     seen = [f"{topic} ({count})" for topic, count in record.topics]
-    return f"sees topics: {_some(seen) or 'none'}"
+    return f"sees topics: {listed(seen) or 'none'}"
 
 
 def _configure(record: ConfigureGroup) -> str:
     if not record.settings:
         return "makes it a coordinated group"
-    return f"sets {_some([f'{name}={setting_text(value)}' for name, value in record.settings])}"
+    return f"sets {listed([f'{name}={setting_text(value)}' for name, value in record.settings])}"
 
 
 def _begin(record: BeginCheckpoint) -> str:
@@ -240,7 +232,7 @@ def _answer(record: AnswerBarrier) -> str:
         return f"beats, knows generation {record.generation}"
     if record.answer == REFUSED:
         return f"can't take checkpoint {record.barrier}"
-    entries = _some([_entry(entry) for entry in record.entries]) or "nothing new"
+    entries = listed([_entry(entry) for entry in record.entries]) or "nothing new"
     leaves = "; leaves" if record.answer == REACHED_AND_LEAVES else ""
     return f"hands in for checkpoint {record.barrier}: {entries}{leaves}"
 
@@ -263,9 +255,47 @@ def setting_text(value: object) -> str:
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
-def _some(items: list[str]) -> str:
-    more = len(items) - _LISTED
-    return ", ".join(items[:_LISTED]) + (f" and {more:,} more" if more > 0 else "")
+def _claim_share(record: ClaimingShare) -> str:
+    """A ClaimingShare."""
+    at = _at(record.topic, record.partition)
+    beats = f"(beats every {span(record.heartbeat_interval_ms)} or sooner)"
+    if record.lo is None or record.hi is None:
+        return f"claims a share of {at}, by batches {beats}"
+    keys = "all keys" if (record.lo, record.hi) == (0, MAX_KEY_HASH) else f"key hashes {record.lo} to {record.hi}"
+    return f"claims a share of {at}, {keys} {beats}"
+
+
+def _settling(record: SettlingMessages) -> str:
+    """A SettlingMessages."""
+    parts = _settled(record.done, record.open, record.parked, record.epoch is None)
+    if record.take is not None:
+        count, _, at_most_once = record.take
+        parts.append(f"takes up to {count} messages{', at most once' if at_most_once else ''}")
+    at = _at(record.topic, record.partition)
+    return f"{'as an operator, ' if record.epoch is None else ''}of {at}: {'; '.join(parts) or 'beats'}"
+
+
+def _settle_offsets(record: SettleOffsets) -> str:
+    """A SettleOffsets."""
+    parts = _settled(record.done, record.open, record.parked, not record.member_id)
+    at = _at(record.topic, record.partition)
+    return f"{'' if record.member_id else 'as an operator, '}of {at}: {'; '.join(parts) or 'beats'}"
+
+
+def _settled(done: Done, opened: Opened, parked: Parked, by_operator: bool) -> list[str]:
+    parts = [f"{'discards' if by_operator else 'has done'} {listed([*map(_range, done)])}"] if done else []
+    for attempts in dict.fromkeys(entry[3] for entry in opened):
+        spans = listed([_range(entry) for entry in opened if entry[3] == attempts])
+        tried = "again" if attempts == 0 else f"after {attempts} deliver{'y' if attempts == 1 else 'ies'}"
+        parts.append(f"redrives {spans}" if by_operator and attempts == 0 else f"opens {spans} {tried}")
+    by_reason: dict[str, list[str]] = {}
+    for offset, _, _, reason in parked:
+        by_reason.setdefault(reason, []).append(str(offset))
+    return [*parts, *(f"parks {listed(offsets)} ({reason})" for reason, offsets in by_reason.items())]
+
+
+def _range(entry: Sequence[object]) -> str:
+    return str(entry[0]) if entry[0] == entry[1] else f"{entry[0]}-{entry[1]}"
 
 
 _WORDS: dict[type[Record], Callable[..., str]] = {
@@ -287,9 +317,9 @@ _WORDS: dict[type[Record], Callable[..., str]] = {
     AnswerBarrier: _answer,
     Rollback: _rollback,
     KeepCheckpoint: _keep,
-    ClaimingShare: sharing_words.claim_share,
-    SettlingMessages: sharing_words.settling,
-    SettleOffsets: sharing_words.settle_offsets,
+    ClaimingShare: _claim_share,
+    SettlingMessages: _settling,
+    SettleOffsets: _settle_offsets,
     Tick: _tick,
     Upgrade: _upgrade,
 }
@@ -349,7 +379,7 @@ def _reason(outcome: Outcome, record: Record, world: World, before: Span | None)
             return _about_group(outcome, record, world)
         case _ if lease is not None:
             if isinstance(record, SettlingMessages) and record.epoch is None:
-                return sharing_words.reason_of_settling(outcome, record)
+                return _reason_of_settling(outcome, record)
             evicts = isinstance(record, ReleasingPartition) and record.epoch == lease.epoch
             return _about_lease(outcome.code, lease, world, evicts=evicts and record.client_id != lease.client_id)
         case codes.NOT_HELD:
@@ -371,7 +401,7 @@ def _unreadable(value: bytes | None, level: int) -> str:
 def _ok(outcome: Outcome, record: Record, world: World, before: Span | None) -> str:
     match record:
         case SettlingMessages() | SettleOffsets():
-            return sharing_words.reason_of_settling(outcome, record)
+            return _reason_of_settling(outcome, record)
         case ClaimingShare():
             return f"granted, epoch {outcome.share}"
         case ClaimingPartition():
@@ -390,6 +420,30 @@ def _ok(outcome: Outcome, record: Record, world: World, before: Span | None) -> 
             return ""
 
 
+def _reason_of_settling(outcome: Outcome, record: SettlingMessages | SettleOffsets) -> str:
+    """What came of the entries, and of the take."""
+    offsets = [
+        *map(_range, record.done),
+        *map(_range, record.open),
+        *(str(entry[0]) for entry in record.parked),
+    ]
+    refused = [
+        f"{at} {code}" for at, code in zip(offsets, outcome.entries or (), strict=False) if code not in codes.ACCEPTED
+    ]
+    parts = [listed(refused)] if refused else []
+    if outcome.taken is not None:
+        parts.append(f"took {_range(outcome.taken)}")
+    elif outcome.accepted and isinstance(record, SettlingMessages) and record.take is not None:
+        parts.append("nothing was free to take")
+    return "; ".join(parts)
+
+
+def _holders_of(lease: Lease) -> str:
+    """Whose shares a lease has."""
+    names = list(dict.fromkeys(share.client_id for share in lease.shares or ()))
+    return f"{listed(names)} {'share' if len(names) > 1 else 'shares'} it" if names else "it is free"
+
+
 def _wrong_partition(record: Record, world: World) -> str:
     if isinstance(record, HeartbeatBatch):
         return "not all of its leases belong to this partition of the log"
@@ -402,7 +456,7 @@ def _wrong_partition(record: Record, world: World) -> str:
 
 def _partial(outcome: Outcome, record: Record) -> str:
     if isinstance(record, (SettlingMessages, SettleOffsets)):
-        return sharing_words.reason_of_settling(outcome, record)
+        return _reason_of_settling(outcome, record)
     if not isinstance(record, (HeartbeatBatch, CommitOffsets, AnswerBarrier)) or outcome.entries is None:
         return _MEANS[codes.PARTIAL]
     entries: tuple[BeatEntry | CommitEntry, ...] = record.entries
@@ -411,7 +465,7 @@ def _partial(outcome: Outcome, record: Record) -> str:
         for entry, code in zip(entries, outcome.entries, strict=True)
         if code != codes.OK
     ]
-    return _some(bad)
+    return listed(bad)
 
 
 def _wrong_kind(record: Record) -> str:
@@ -424,7 +478,7 @@ def _active(group: Group | None, world: World, *, overdue_too: bool) -> str:
         return "somebody holds a lease of the group and is not stale"
     late = frozenset[int]() if overdue_too else group.overdue(world.log_time)
     there = [member.client_id for slot, member in group.members.items() if slot not in late]
-    return f"members are there: {_some(there)}" if there else "its sender has not paused it"
+    return f"members are there: {listed(there)}" if there else "its sender has not paused it"
 
 
 def _about_group(outcome: Outcome, record: Record, world: World) -> str:
@@ -432,7 +486,7 @@ def _about_group(outcome: Outcome, record: Record, world: World) -> str:
     group = world.group(record.group_id)
     if group is None:
         return "there is no such group" if outcome.code == codes.UNKNOWN_CONSUMER else _MEANS.get(outcome.code, "")
-    others = _some([member.client_id for member in group.members.values() if member.client_id != record.client_id])
+    others = listed([member.client_id for member in group.members.values() if member.client_id != record.client_id])
     is_rebalance = group.generation == world.next_offset - 1
     home = route_group(record.group_id, world.partitions)
     match outcome.code:
@@ -442,7 +496,7 @@ def _about_group(outcome: Outcome, record: Record, world: World) -> str:
             left = f", {count(len(group.members), 'member')}"
             return f"generation {group.generation}{left}"
         case codes.OK if isinstance(record, (BeginCheckpoint, AnswerBarrier)):
-            waits = _some(waits_for(group))
+            waits = listed(waits_for(group))
             return f"waits for {waits}" if waits else ""
         case codes.OK:
             return ""
@@ -490,7 +544,7 @@ def _about_lease(code: str, lease: Lease, world: World, *, evicts: bool) -> str:
     progress = lease.progress
     match code:
         case codes.HELD | codes.FENCED | codes.ALREADY_HELD if lease.shares is not None:
-            return sharing_words.holders_of(lease)
+            return _holders_of(lease)
         case codes.HELD:
             return f"{holder} holds it, epoch {lease.epoch}, last beat {age} before"
         case codes.FENCED:

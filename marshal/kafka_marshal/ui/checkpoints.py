@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from kafka_marshal.observe.checkpoint_words import happened_text
-from kafka_marshal.observe.checkpoints import CheckpointHistory, Ended, Taken
-from kafka_marshal.observe.cuts import seen_by
+from kafka_marshal.observe.checkpoints import CheckpointHistory, Ended, Taken, happened_text, seen_by
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.visible import visible
 from rationalizer import Group, Outcome, World

@@ -19,8 +19,7 @@ from typing import Any, Final
 import rationalizer
 from kafka_marshal import observe, ui
 from kafka_marshal.instance import release
-from kafka_marshal.observe.checkpoints import Answer, CheckpointHistory, Ended, OpenBarrier, Taken, WentBack
-from kafka_marshal.observe.cuts import Cut
+from kafka_marshal.observe.checkpoints import Answer, CheckpointHistory, Cut, Ended, OpenBarrier, Taken, WentBack
 from kafka_marshal.ui import checkpoints
 from kafka_marshal.ui.fold import GroupHistory, History, Pausing, Rebalanced, Waiting
 from kafka_marshal.ui.index import Events, KeySpans, Names, Pulse, Samples, Series, SpanStore

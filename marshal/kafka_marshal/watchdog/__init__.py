@@ -1,11 +1,9 @@
 """A small process beside a worker that releases what the worker held, if it dies without a goodbye.
 
-==============  ========================================================================================
-``parent``      :class:`Watchdog`: the worker's side; keeps the process running and its releases up to date
-``last_will``   what it appends: the pre-encoded release of each lease held
-``process``     the process: a separate program without this package; says when it acts, and why not
-``properties``  what the process gets of the worker's configuration and environment
-==============  ========================================================================================
+===========  ========================================================================================
+``parent``   :class:`Watchdog`: the worker's side; keeps the process running, and its releases up to date
+``process``  the process: a separate program without this package; says when it acts, and why not
+===========  ========================================================================================
 """
 
 from kafka_marshal.watchdog.parent import Watchdog, is_supported
