@@ -1,8 +1,7 @@
 """Metrics of a Marshal: what they are, and how Prometheus and OpenTelemetry get them.
 
-``rows``         what :meth:`Marshal.metrics` returns
+``rows``         what :meth:`Marshal.metrics` returns, and the names under which it is exported
 ``measure``      reads it, and the lag of the whole group
-``catalogue``    the names under which it is exported
 ``prometheus``   a collector for prometheus-client (extra ``[prometheus]``)
 ``otel``         instruments and traces of OpenTelemetry (extra ``[opentelemetry]``)
 ``server``       ``/metrics``, probes and ``/lag`` over HTTP

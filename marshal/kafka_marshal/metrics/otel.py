@@ -26,9 +26,9 @@ from kafka_marshal.adapters.headers import headers_of
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.handled import ErrorTypes, error_type
 from kafka_marshal.client.handling import Hooks
-from kafka_marshal.engine.figures import BUCKETS_S
+from kafka_marshal.engine.figures import BUCKETS_S, Distribution
 from kafka_marshal.instance import release
-from kafka_marshal.metrics.rows import CATALOGUE, Distribution, Measured, Metric, Metrics
+from kafka_marshal.metrics.rows import CATALOGUE, Measured, Metric, Metrics
 
 _SCOPE = "kafka_marshal"
 

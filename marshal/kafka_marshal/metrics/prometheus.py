@@ -20,7 +20,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from kafka_marshal.metrics.rows import CATALOGUE, Distribution, Measured, Metric, Metrics, prometheus_label
+from kafka_marshal.engine.figures import Distribution
+from kafka_marshal.metrics.rows import CATALOGUE, Measured, Metric, Metrics, prometheus_label
 
 
 class MarshalCollector(Collector):

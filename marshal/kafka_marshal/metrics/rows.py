@@ -1,25 +1,12 @@
-"""The metrics of a Marshal at one moment (:meth:`Marshal.metrics`)."""
+"""The metrics of a Marshal at one moment (:meth:`Marshal.metrics`), and the names under which they are exported."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple, Protocol
 
 from kafka_marshal.engine.figures import Distribution
-
-__all__ = [
-    "CheckpointMetrics",
-    "Distribution",
-    "Failures",
-    "Measured",
-    "MessageCounts",
-    "Metrics",
-    "OutcomeCount",
-    "PartitionMetrics",
-    "Processing",
-    "RecordCount",
-    "TopicCount",
-]
 
 
 class PartitionMetrics(NamedTuple):
@@ -222,3 +209,320 @@ class Measured(Protocol):
     """A Marshal."""
 
     def metrics(self) -> Metrics: ...
+
+
+# -- the names, once for all exporters -------------------------------------------------------------------------
+#
+# Names and attributes follow OpenTelemetry's conventions for messaging, and its Kafka receiver's for lag; ours begin
+# with ``kafka_marshal.``. Prometheus gets them as OpenTelemetry's specification translates names.
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+#: Values of a metric's labels, in the order of ``Metric.labels``.
+Labels = tuple[str, ...]
+
+Value = float | Distribution
+
+Read = Callable[[Metrics], Iterable[tuple[Labels, Value]]]
+
+#: Unit → suffix of a Prometheus name.
+_SUFFIXES = {"s": "_seconds"}
+
+_MEMBER = ("group", "client_id")
+_PLACE = ("topic", "partition")
+_MESSAGING = (
+    "messaging.system",
+    "messaging.operation.name",
+    "messaging.consumer.group.name",
+    "messaging.client.id",
+    "messaging.destination.name",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric: its name, and how to read it."""
+
+    #: In OpenTelemetry.
+    name: str
+    kind: Kind
+    #: "s", or the counted thing, such as "{message}".
+    unit: str
+    labels: tuple[str, ...]
+    #: Labels and value of each series.
+    read: Read
+    help: str = ""
+
+    def means(self, text: str) -> Metric:
+        """The same with this help."""
+        return replace(self, help=text)
+
+    @property
+    def prometheus(self) -> str:
+        """Its name for Prometheus."""
+        name, suffix = self.name.replace(".", "_"), _SUFFIXES.get(self.unit, "")
+        name = name if suffix and suffix in name else name + suffix
+        return f"{name}_total" if self.kind == "counter" and not name.endswith("_total") else name
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names of its series in Prometheus."""
+        if self.kind != "histogram":
+            return (self.prometheus,)
+        return tuple(f"{self.prometheus}_{part}" for part in ("bucket", "sum", "count"))
+
+
+def prometheus_label(name: str) -> str:
+    """A label's name for Prometheus."""
+    return name.replace(".", "_")
+
+
+class Source(NamedTuple):
+    """The labels of a metric's series, and how to read labels and values."""
+
+    labels: tuple[str, ...]
+    read: Read
+
+
+def _gauge(name: str, unit: str, source: Source) -> Metric:
+    return Metric(name, "gauge", unit, *source)
+
+
+def _counter(name: str, unit: str, source: Source) -> Metric:
+    return Metric(name, "counter", unit, *source)
+
+
+def _histogram(name: str, unit: str, source: Source) -> Metric:
+    return Metric(name, "histogram", unit, *source)
+
+
+def _each(labels: Labels, rows: Callable[[Metrics], Iterable[tuple[Labels, Value | None]]]) -> Source:
+    """A series for each row with a known value: this member's labels, and those of the row."""
+
+    def read(metrics: Metrics) -> list[tuple[Labels, Value]]:
+        member = metrics.group_id, metrics.client_id
+        return [((*member, *more), value) for more, value in rows(metrics) if value is not None]
+
+    return Source((*_MEMBER, *labels), read)
+
+
+def _member(value: Callable[[Metrics], Value | None]) -> Source:
+    """One series for this member, unless the value is None."""
+    return _each((), lambda metrics: [((), value(metrics))])
+
+
+def _checkpoints(value: Callable[[CheckpointMetrics], Value | None]) -> Source:
+    """One series for a member that takes checkpoints."""
+    return _member(lambda metrics: None if metrics.checkpoints is None else value(metrics.checkpoints))
+
+
+def _partition(value: Callable[[PartitionMetrics], Value | None]) -> Source:
+    """A series for each held partition."""
+    return _each(_PLACE, lambda metrics: [((one.topic, str(one.partition)), value(one)) for one in metrics.partitions])
+
+
+def _rows(rows: Callable[[Metrics], Iterable[Any]], *labels: str) -> Source:
+    """A series for each of these rows, whose last field is the value, and the others its labels."""
+
+    def fields_of(row: Any) -> Iterable[Any]:
+        return row if isinstance(row, tuple) else [getattr(row, each.name) for each in fields(row)]
+
+    return _each(labels, lambda metrics: [(tuple(of), n) for *of, n in map(fields_of, rows(metrics))])
+
+
+def _messaging(operation: str, label: str, rows: Callable[[Metrics], Iterable[tuple[Labels, Value]]]) -> Source:
+    """With the attributes of OpenTelemetry's conventions."""
+
+    def read(metrics: Metrics) -> list[tuple[Labels, Value]]:
+        common = "kafka", operation, metrics.group_id, metrics.client_id
+        return [((*common, *labels), value) for labels, value in rows(metrics)]
+
+    return Source((*_MESSAGING, label), read)
+
+
+_CONSUMED = _messaging(
+    "poll",
+    "messaging.destination.partition.id",
+    lambda x: [((m.topic, str(m.partition)), m.consumed) for m in x.messages],
+)
+_PROCESSED = _each(_PLACE, lambda x: [((m.topic, str(m.partition)), m.processed) for m in x.messages])
+_PROCESSING = _messaging("process", "error.type", lambda x: [((p.topic, p.error), p.seconds) for p in x.processing])
+_OPEN = _each(
+    (*_PLACE, "state"),
+    lambda x: [
+        ((one.topic, str(one.partition), state), amount)
+        for one in x.partitions
+        for state, amount in (("waiting", one.waiting), ("acquired", one.acquired))
+        if amount
+    ],
+)
+_OUTCOMES = _rows(lambda x: () if x.checkpoints is None else x.checkpoints.outcomes, "outcome")
+_RESTORES = _rows(lambda x: () if x.checkpoints is None else x.checkpoints.restores, "why")
+_COMMITTED = _member(lambda x: x.transaction_seconds if x.transaction_seconds.count else None)
+
+CATALOGUE: tuple[Metric, ...] = (
+    # Messages.
+    _counter("messaging.client.consumed.messages", "{message}", _CONSUMED).means("Messages fetched from Kafka."),
+    _counter("kafka_marshal.processed_messages", "{message}", _PROCESSED).means(
+        "Messages done; at most once: delivered."
+    ),
+    _histogram("messaging.process.duration", "s", _PROCESSING).means(
+        "How long handlers of run() take, where it was given marshal.timing()."
+    ),
+    _gauge("kafka_marshal.in_hand_messages", "{message}", _partition(lambda x: x.in_hand)).means(
+        "Messages delivered and not done."
+    ),
+    _gauge("kafka_marshal.buffered_messages", "{message}", _partition(lambda x: x.buffered)).means(
+        "Messages fetched and not delivered."
+    ),
+    _counter("kafka_marshal.done_too_late", "{message}", _member(lambda x: x.done_too_late)).means(
+        "Messages said to be done after their lease had ended; they come again elsewhere."
+    ),
+    # Lag.
+    _gauge("kafka.consumer_group.lag", "{message}", _partition(lambda x: x.lag)).means(
+        "Offsets that are neither done nor set aside, of partitions that this member holds."
+    ),
+    _gauge("kafka.consumer_group.offset", "{offset}", _partition(lambda x: x.offset if x.offset >= 0 else None)).means(
+        "Everything below this offset is done, of partitions that this member holds."
+    ),
+    _gauge("kafka.consumer_group.members", "{member}", _member(lambda x: x.members)).means(
+        "Members of the group, as this member sees it: of a claimed group those that hold something."
+    ),
+    _gauge("kafka_marshal.time_lag", "s", _partition(lambda x: x.lag_seconds)).means(
+        "The age of the next message that is not done, of partitions that this member holds; 0: there is none."
+    ),
+    _gauge("kafka_marshal.held_back_partitions", "{partition}", _member(lambda x: x.held_back)).means(
+        "Partitions whose progress waits for one message."
+    ),
+    _gauge("kafka_marshal.held_back_messages", "{message}", _member(lambda x: x.held_back_messages)).means(
+        "Messages in flight of partitions whose progress waits for one message."
+    ),
+    # Open messages: each member that shares a partition reports all of it.
+    _gauge("kafka_marshal.parked_messages", "{message}", _partition(lambda x: x.parked)).means(
+        "Messages that are set aside, of partitions that this member holds or shares."
+    ),
+    _gauge("kafka_marshal.open_messages", "{message}", _OPEN).means(
+        "Messages that wait for their next try, or are in a worker's batch, of partitions that it holds or shares."
+    ),
+    _gauge("kafka_marshal.shares", "{partition}", _member(lambda x: sum(one.shared for one in x.partitions))).means(
+        "Partitions that this member shares with others, or may."
+    ),
+    _counter("kafka_marshal.acquires", "{request}", _rows(lambda x: x.acquires, "result")).means(
+        "Requests for a batch of a shared partition: new messages, some that a member had before (again), or nothing."
+    ),
+    _counter("kafka_marshal.redelivered_messages", "{message}", _member(lambda x: x.redelivered_messages)).means(
+        "Messages that were delivered here, and to a member before: of a batch, or open ones whose tries are logged."
+    ),
+    _counter("kafka_marshal.settled_messages", "{message}", _rows(lambda x: x.settled, "result")).means(
+        "Messages of the group that the log shows as set aside (parked), or as redriven or discarded by an operator."
+    ),
+    _gauge("kafka_marshal.shared_read_bytes", "By", _member(lambda x: x.shared_read_bytes)).means(
+        "What members of this process keep of partitions that they read together; the same at each of them."
+    ),
+    _counter("kafka_marshal.shared_reads", "{message}", _rows(lambda x: x.shared_reads, "result")).means(
+        "Messages of partitions that several members of this process read: another one had fetched it (hit), or not."
+    ),
+    _gauge("kafka_marshal.hot_key_share", "1", _partition(lambda x: x.hot_key_share)).means(
+        "The part of a partition's work that is of one key which keeps a handler busy for more than half of the time."
+    ),
+    _gauge("kafka_marshal.leases", "{lease}", _member(lambda x: x.leases)).means(
+        "Leases held, or pieces of a coordinated group."
+    ),
+    _gauge("kafka_marshal.lease_remaining", "s", _member(lambda x: x.lease_remaining_seconds)).means(
+        "How long the lease that ends first is proven still; absent: none is held."
+    ),
+    _histogram("kafka_marshal.claim_duration", "s", _member(lambda x: x.claim_seconds)).means(
+        "From the sending of a claim until the log granted it."
+    ),
+    _histogram("kafka_marshal.handover_gap", "s", _member(lambda x: x.handover_gap_seconds)).means(
+        "From the release, or the last heartbeat, of a lease's last holder until this member's claim was granted."
+    ),
+    _gauge("kafka_marshal.paused", "{group}", _member(lambda x: int(x.paused))).means("1: the group is paused."),
+    # This member, and the log.
+    _gauge("kafka_marshal.ready", "{member}", _member(lambda x: int(x.ready))).means(
+        "1: the log is read to its end, and heartbeats go out."
+    ),
+    _gauge("kafka_marshal.needs_restart", "{member}", _member(lambda x: int(x.needs_restart))).means(
+        "1: only a new process helps."
+    ),
+    _gauge("kafka_marshal.turned_ago", "s", _member(lambda x: x.turned_ago_seconds)).means(
+        "Since the last turn of the background thread, which turns once a second at least."
+    ),
+    _counter("kafka_marshal.records", "{record}", _rows(lambda x: x.records, "type", "outcome")).means(
+        "Records of the coordination log that this member has applied, by type and by outcome."
+    ),
+    _gauge("kafka_marshal.log_behind_records", "{record}", _member(lambda x: x.log_behind_records)).means(
+        "Records of the coordination log that this member has not applied yet."
+    ),
+    _counter("kafka_marshal.replica_alarms", "{alarm}", _member(lambda x: x.replica_alarms)).means(
+        "Snapshots of the coordination log that contradict this member's state."
+    ),
+    _gauge("kafka_marshal.log_records", "{record}", _member(lambda x: x.log_records)).means(
+        "Records of the coordination log, in what this member reads of it."
+    ),
+    _gauge("kafka_marshal.log_oldest_age", "s", _member(lambda x: x.log_oldest_age_seconds)).means(
+        "Age of the coordination log's oldest record, unless the log is kept for ever."
+    ),
+    _gauge("kafka_marshal.log_not_pruned", "{member}", _member(lambda x: int(x.log_not_pruned))).means(
+        "1: this member can't remove log that is older than the topic asks for."
+    ),
+    # Checkpoints.
+    _counter(
+        "kafka_marshal.checkpoints",
+        "{checkpoint}",
+        _OUTCOMES,
+    ).means(
+        "Checkpoints that were complete, complete without some member or some of this one's pieces, or ended without "
+        "being complete."
+    ),
+    _gauge("kafka_marshal.checkpoint_age", "s", _checkpoints(lambda x: x.age_seconds)).means(
+        "Since the group's newest checkpoint was complete."
+    ),
+    _gauge("kafka_marshal.oldest_cut", "s", _checkpoints(lambda x: x.oldest_cut_seconds)).means(
+        "Of this member's pieces, the oldest state that a checkpoint has, since its cut: what its loss would undo."
+    ),
+    _histogram("kafka_marshal.save", "s", _checkpoints(lambda x: x.save_seconds)).means(
+        "From the cut of a piece until its state is safe."
+    ),
+    _counter("kafka_marshal.restores", "{piece}", _RESTORES).means("Pieces whose state was restored, by the reason."),
+    _histogram("kafka_marshal.restore", "s", _checkpoints(lambda x: x.restore_seconds)).means(
+        "How long on_restore takes."
+    ),
+    _gauge("kafka_marshal.drain", "s", _checkpoints(lambda x: x.drain_seconds)).means(
+        "From the beginning of the last checkpoint until this member had cut its last piece."
+    ),
+    _gauge("kafka_marshal.drain_seconds_max", "s", _checkpoints(lambda x: x.drain_seconds_max)).means(
+        "The longest of these."
+    ),
+    # run().
+    _gauge("kafka_marshal.handlers_running", "{handler}", _member(lambda x: x.handlers_running)).means(
+        "Handlers of run() that have a message."
+    ),
+    _gauge("kafka_marshal.stuck_partitions", "{partition}", _member(lambda x: x.stuck)).means(
+        "Partitions that are stuck though there is something to read: damaged, without a leader, or position lost."
+    ),
+    _gauge("kafka_marshal.runs_failing", "{run}", _member(lambda x: x.runs_failing)).means(
+        "Runs of which all tries fail: they try one message of a partition at a time, and set next to none aside."
+    ),
+    _counter("kafka_marshal.handler_failures", "{try}", _rows(lambda x: x.failures, "topic", "error.type")).means(
+        "Tries of run() that raised, by exception."
+    ),
+    _counter("kafka_marshal.retries", "{message}", _rows(lambda x: x.retries, "topic")).means(
+        "Failed tries of run() that are followed by another."
+    ),
+    _counter("kafka_marshal.dead_letters", "{message}", _rows(lambda x: x.dead_letters, "topic")).means(
+        "Messages of run() that have become dead letters."
+    ),
+    # Transactions.
+    _counter("kafka_marshal.transactions", "{transaction}", _rows(lambda x: x.transactions, "outcome")).means(
+        "Transactions by how they ended: committed, aborted, fenced, or unknown where the brokers have not answered."
+    ),
+    _histogram(
+        "kafka_marshal.transaction_duration",
+        "s",
+        _COMMITTED,
+    ).means("From the begin of a transaction to its commit, for committed ones."),
+    _gauge("kafka_marshal.transactions_waiting", "{transaction}", _member(lambda x: x.transactions_waiting)).means(
+        "Transactions that wait for an earlier one of their partition, or for a producer."
+    ),
+)
