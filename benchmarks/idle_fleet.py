@@ -25,7 +25,7 @@ from statistics import median
 
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.node import steps
+from kafka_marshal.node import pacing
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing.broker import LocalBroker
 from kafka_marshal.testing.simulate import where_it_ran
@@ -88,7 +88,7 @@ def hold(bootstrap: str, first: int, count: int, in_steps: bool, data_wait_ms: s
     """Run this number of members until standard input ends; a line in it asks for a reader's figures."""
     common = {"fetch.wait.max.ms": data_wait_ms} if data_wait_ms else {}
     if not in_steps:
-        steps.LONGEST_STEP_MS = 0.0
+        pacing.LONGEST_STEP_MS = 0.0
     reader = Reader()
     looked = {"stats_cb": reader, "statistics.interval.ms": LOOK_MS}
     consumers = []

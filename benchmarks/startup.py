@@ -26,8 +26,7 @@ from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.node.coordination_topic import create_topic
-from kafka_marshal.node.replica import Replica
-from kafka_marshal.node.start import Begin
+from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.snapshots import publisher
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.topic_names import snapshots_topic

@@ -151,7 +151,7 @@ def test_no_function_is_too_long() -> None:
 #: Package → (modules, lines) that it may have, docstrings included. A ratchet: anybody lowers it, only an issue that
 #: names the price of a feature raises it.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
-    "adapters": (36, 5_830),
+    "adapters": (20, 5_620),
     "admin": (16, 6_170),
     "archive": (4, 830),
     "checkpoints": (5, 650),
@@ -160,7 +160,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "engine": (59, 18_470),
     "kafka_marshal": (19, 2_800),
     "metrics": (6, 1_590),
-    "node": (30, 4_670),
+    "node": (19, 4_550),
     "observe": (17, 5_970),
     "pipeline": (39, 8_490),
     "rationalizer": (57, 10_220),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (445, 105_720)
+MOST_OF_ALL = (418, 105_380)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

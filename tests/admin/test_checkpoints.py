@@ -13,7 +13,7 @@ import pytest
 
 from kafka_marshal import Admin, CheckpointEndedError, Restore
 from kafka_marshal.adapters.memory import MemoryCluster
-from kafka_marshal.adapters.memory.faults import AppendFate
+from kafka_marshal.adapters.memory.broker import AppendFate
 from kafka_marshal.admin.session import caught_up
 from kafka_marshal.checkpoints import RestorePiece
 from kafka_marshal.engine.work.topic_mark import KAFKA_COUNTS

@@ -19,7 +19,7 @@ from kafka_marshal.admin.session import Session, caught_up
 from kafka_marshal.admin.transfer import Open, planned_export
 from kafka_marshal.errors import AdminError, ConfigurationError, KafkaUnavailableError
 from kafka_marshal.node.coordination_topic import required_settings
-from kafka_marshal.node.log_guard import progress_of_all
+from kafka_marshal.node.jobs import progress_of_all
 from kafka_marshal.observe.holes import read_at
 from kafka_marshal.ports import KafkaGroup
 from rationalizer import (

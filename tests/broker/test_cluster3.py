@@ -80,7 +80,7 @@ def test_a_partition_whose_only_broker_is_gone_is_reported_and_continues_when_it
     kafka_cluster3: RunningKafka, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("kafka_marshal.engine.work.stuck.SILENT_AFTER_MS", 1_500.0)
-    monkeypatch.setattr("kafka_marshal.node.topic_rounds.METADATA_INTERVAL_MS", 300.0)
+    monkeypatch.setattr("kafka_marshal.node.topics.METADATA_INTERVAL_MS", 300.0)
     bootstrap, log, topic = kafka_cluster3.bootstrap_servers, "__marshal-leader", "one-replica"
     cluster = KafkaCluster(bootstrap, {})
     create_topic(cluster, log, 2, 30)

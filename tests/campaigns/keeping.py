@@ -41,8 +41,7 @@ from kafka_marshal.node import kept, log_keeper
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.node.kept import keep_settings
 from kafka_marshal.node.log_reader import bounds, read_range
-from kafka_marshal.node.replica import Replica
-from kafka_marshal.node.start import Begin
+from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.observe.ownership import Ownership
 from kafka_marshal.ports import Cluster
 from kafka_marshal.snapshots import publisher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_marshal.node.appends import AppendFailures
+from kafka_marshal.node.effects import AppendFailures
 from kafka_marshal.rate_limit import RateLimitedLog
 
 

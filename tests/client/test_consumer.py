@@ -21,7 +21,7 @@ from kafka_marshal import (
     TopicPartition,
 )
 from kafka_marshal.client.closing import CLOSE_TIMEOUT_S
-from kafka_marshal.node import look_ups, topics
+from kafka_marshal.node import effects, topics
 from tests.client.conftest import HI, Scene, take, wait_until
 
 
@@ -279,7 +279,7 @@ def test_q38_a_member_that_did_not_see_a_topic_grow_begins_with_its_new_partitio
     scene: Scene, monkeypatch: pytest.MonkeyPatch, seen_ms: int, first: int
 ) -> None:
     """No member ran when the topic grew. (A group younger than seen_ms can't know, and begins at the end.)"""
-    monkeypatch.setattr(look_ups, "GROWTH_SEEN_MS", seen_ms)
+    monkeypatch.setattr(effects, "GROWTH_SEEN_MS", seen_ms)
     topic = scene.topic(1, 10)
     a = scene.member("a")
     consumer = a.consumer([topic], start="latest")
@@ -297,7 +297,7 @@ def test_q38_a_member_that_did_not_see_a_topic_grow_begins_with_its_new_partitio
 
 
 def test_q38_a_grown_topic_is_seen_before_that_is_taken_for_granted() -> None:
-    assert look_ups.GROWTH_SEEN_MS > topics.METADATA_INTERVAL_MS * (1 + topics.METADATA_JITTER)
+    assert effects.GROWTH_SEEN_MS > topics.METADATA_INTERVAL_MS * (1 + topics.METADATA_JITTER)
 
 
 def test_p9_start_at_a_moment(scene: Scene) -> None:

@@ -26,7 +26,7 @@ from kafka_marshal import (
     errors,
 )
 from kafka_marshal.adapters.probe import Probe
-from kafka_marshal.node import topic_rounds, topics
+from kafka_marshal.node import jobs, topics
 from kafka_marshal.testing.select_broker import TEST_BOOTSTRAP, RunningKafka
 from rationalizer import (
     ClaimingPartition,
@@ -98,7 +98,7 @@ class Joined:
 
 @pytest.fixture(autouse=True)
 def _quick_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_rounds, "METADATA_INTERVAL_MS", 500.0)
+    monkeypatch.setattr(jobs, "METADATA_INTERVAL_MS", 500.0)
     monkeypatch.setattr(topics, "SHARED_MS", 200.0)
 
 

@@ -14,10 +14,9 @@ from confluent_kafka import Producer
 from kafka_marshal import Admin, HeldError, Marshal, errors
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.engine.effects import Effect
-from kafka_marshal.node import scope
+from kafka_marshal.node import jobs
 from kafka_marshal.node.coordination_topic import create_topic
-from kafka_marshal.node.replica import Listener, Replica
-from kafka_marshal.node.start import Begin
+from kafka_marshal.node.replica import Begin, Listener, Replica
 from kafka_marshal.ports import TailBatch
 from kafka_marshal.testing.select_broker import TEST_BOOTSTRAP, RunningKafka
 from kafka_marshal.topic_names import snapshots_topic
@@ -444,7 +443,7 @@ def test_a_member_that_reads_on_is_not_held_up_by_a_look_into_all(
             go_on.wait(timeout_s)
             return super().read(timeout_s) if go_on.is_set() else TailBatch({}, {}, ())
 
-    monkeypatch.setattr(scope, "Replica", Slow)
+    monkeypatch.setattr(jobs, "Replica", Slow)
     beats = Counter[str]()
     a.marshal._driver.listeners.append(lambda cp, offset, outcome: beats.update([outcome.type or ""]))
     answers: list[object] = []

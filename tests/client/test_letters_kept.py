@@ -12,7 +12,7 @@ from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import TopicPartition
 
 from kafka_marshal import Admin, Attempt, Retry
-from kafka_marshal.adapters.headers import UNREADABLE, headers_of, mend
+from kafka_marshal.adapters.message import UNREADABLE, headers_of, mend
 from tests.client.conftest import wait_until
 from tests.client.running import HOW, Crew, crew, done_of
 from tests.raw_producer import produce_raw

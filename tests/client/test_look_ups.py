@@ -10,7 +10,7 @@ from kafka_marshal import Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node.coordination_topic import create_topic
-from kafka_marshal.node.look_ups import MANY, TOGETHER
+from kafka_marshal.node.effects import MANY, TOGETHER
 from kafka_marshal.ports import TopicPartition
 from rationalizer import Upgrade, encode
 from tests.client.conftest import wait_until

@@ -232,7 +232,7 @@ def test_what_would_never_run_is_refused(marshal: Marshal, caplog: pytest.LogCap
 def test_a_hanging_callback_is_named_and_delays_no_heartbeat(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("kafka_marshal.node.user_calls.LATE_MS", 50)
+    monkeypatch.setattr("kafka_marshal.node.effects.LATE_MS", 50)
     hangs = threading.Event()
 
     def events() -> dict[str, str]:

@@ -19,9 +19,9 @@ from kafka_marshal.engine.effects import Append
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.settings import EngineSettings, proof_margin_ms
 from kafka_marshal.engine.shares.consumer import BUSY_STEP_MS
-from kafka_marshal.node import stalled_fetch, steps
+from kafka_marshal.node import log_reader, pacing
 from kafka_marshal.node.driver import Driver
-from kafka_marshal.node.steps import WAITS, Steps, Waits, step_ms
+from kafka_marshal.node.pacing import WAITS, Steps, Waits, step_ms
 from kafka_marshal.ports import TailBatch
 from rationalizer import GroupHeartbeat, LeaveGroup, SettlingMessages, World
 from tests.client.conftest import take, wait_until
@@ -94,7 +94,7 @@ def asked(scene: Scene) -> None:
 
 
 def behind(scene: Scene) -> None:
-    scene.reads(1 if scene.steps.is_behind else steps.MANY_RECORDS)
+    scene.reads(1 if scene.steps.is_behind else pacing.MANY_RECORDS)
 
 
 #: What begins a wait; called again, it ends it.
@@ -151,7 +151,7 @@ def test_what_is_appended_by_time_asks_nobody(scene: Scene) -> None:
 def test_it_ends_a_rest_that_has_begun(
     scene: Scene, ends: Callable[[Steps], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "step_ms", lambda members, session_ms: LONG_S * 1000)
+    monkeypatch.setattr(pacing, "step_ms", lambda members, session_ms: LONG_S * 1000)
     scene.reads()
     thread = threading.Thread(target=scene.rests, args=(LONG_S,), daemon=True)
     thread.start()
@@ -164,31 +164,31 @@ def test_it_ends_a_rest_that_has_begun(
 
 def test_a_step_ends_by_itself_and_is_followed_by_one_read(scene: Scene) -> None:
     assert scene.rests()
-    scene.now += steps.LONGEST_STEP_MS
+    scene.now += pacing.LONGEST_STEP_MS
     assert not scene.rests()
     scene.reads()
     assert scene.rests()
 
 
 def test_it_reads_before_it_does_what_is_due_by_time(scene: Scene) -> None:
-    assert scene.rests(due_in=10 * steps.FRESH_MS)
-    assert not scene.rests(due_in=steps.FRESH_MS)
+    assert scene.rests(due_in=10 * pacing.FRESH_MS)
+    assert not scene.rests(due_in=pacing.FRESH_MS)
 
 
 def test_steps_grow_with_the_members_up_to_a_third_of_the_margin() -> None:
     assert [step_ms(members, 10_000) for members in (1, 10, 12, 13, 32, 52, 1_000)] == [0, 0, 0, 8, 160, 320, 333]
     for session in (100, 1_000, 3_000, 10_000, 60_000):
         assert 3 * step_ms(1_000, session) <= proof_margin_ms(session)
-    assert steps.LONGEST_STEP_MS < stalled_fetch.HELD_UP_S * 1000, "a rest is no hold-up of the reader"
+    assert pacing.LONGEST_STEP_MS < log_reader.HELD_UP_S * 1000, "a rest is no hold-up of the reader"
 
 
 def test_the_members_counted_are_those_heard_lately(scene: Scene) -> None:
     assert scene.steps.step_ms(scene.now) == step_ms(200, 2 * 3_000) == 200
     for _ in range(2):
-        scene.now += steps.HEARD_MS
+        scene.now += pacing.HEARD_MS
         scene.hears(*(f"m{number}" for number in range(20)))
         now = scene.steps.step_ms(scene.now)
-    assert now == 8 * steps.MEMBER_STEP_MS
+    assert now == 8 * pacing.MEMBER_STEP_MS
     scene.hears(*(f"new{number}" for number in range(40)))
     assert scene.steps.step_ms(scene.now) == 200, "a group that grows at once is not waited for"
 
@@ -208,7 +208,7 @@ def test_a_few_members_that_only_share_read_in_steps(scene: Scene) -> None:
     engine = scene.lock.engine
     engine.consumers[0] = SimpleNamespace(schedule=SimpleNamespace(harmless_step_ms=BUSY_STEP_MS))
     for _ in range(2):
-        scene.now += steps.HEARD_MS
+        scene.now += pacing.HEARD_MS
         scene.hears("m1", "m2")
         step = scene.steps.step_ms(scene.now)
     assert step == BUSY_STEP_MS
@@ -218,7 +218,7 @@ def test_a_few_members_that_only_share_read_in_steps(scene: Scene) -> None:
     engine.settings = EngineSettings("g", "a", "a-1", 1, 300)
     assert scene.steps.step_ms(scene.now) == pytest.approx(600 / 30), "no longer than in a large group"
     for _ in range(2):
-        scene.now += steps.HEARD_MS
+        scene.now += pacing.HEARD_MS
         scene.hears("m1")
         step = scene.steps.step_ms(scene.now)
     assert step == 0, "nobody else writes"
@@ -235,7 +235,7 @@ def test_a_turn_that_is_due_ends_no_step(scene: Scene) -> None:
     assert scene.steps.begin_rest(0.002, inf)
     assert not scene.steps.wait(), "it turns, and rests on"
     assert scene.steps.begin_rest(1_000.0, inf)
-    scene.now += steps.LONGEST_STEP_MS
+    scene.now += pacing.LONGEST_STEP_MS
     scene.steps._ring()
     assert scene.steps.wait()
 
@@ -258,8 +258,8 @@ def test_a_rest_ends_with_a_read_in_the_same_turn(is_time: bool) -> None:
 def groups(
     kafka_bootstrap: str, topic_factory: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Groups]:
-    monkeypatch.setattr(steps, "FREE_MEMBERS", 0)
-    monkeypatch.setattr(steps, "step_ms", lambda members, session_ms: LONG_S * 1000)
+    monkeypatch.setattr(pacing, "FREE_MEMBERS", 0)
+    monkeypatch.setattr(pacing, "step_ms", lambda members, session_ms: LONG_S * 1000)
     made = Groups(kafka_bootstrap, topic_factory)
     yield made
     made.close()

@@ -43,7 +43,7 @@ def test_a_look_up_that_began_before_the_consumer_does_not_declare_its_topics_de
         wait_until(lambda: any(each.client_id for each in member.world.leases()), what="a lease")
         may_answer.set()
         assert answered.wait(20)
-        wait_until(lambda: not member._driver.upkeep.topics.is_running, what="taking in the late answer")
+        wait_until(lambda: not member._driver.upkeep.topics._is_running, what="taking in the late answer")
         assert take(consumer, 20) == [(0, offset) for offset in range(20)]
         assert "deleted" not in caplog.text
         assert [at.partition for at in consumer.assignment()] == [0]
@@ -122,7 +122,7 @@ def test_the_topics_of_a_second_consumer_do_not_make_those_of_the_first_look_del
 def test_a_poll_that_fails_unexpectedly_is_logged_and_repeated(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("kafka_marshal.node.topic_rounds.METADATA_INTERVAL_MS", 50.0)
+    monkeypatch.setattr("kafka_marshal.node.jobs.METADATA_INTERVAL_MS", 50.0)
     member = scene.member()
 
     def broken(self: KafkaCluster, names: Iterable[str], timeout_s: float, max_age_s: float = 0.0) -> Never:

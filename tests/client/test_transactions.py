@@ -34,7 +34,7 @@ from kafka_marshal.admin.conversion import saved_in
 from kafka_marshal.admin.transfer import planned_export
 from kafka_marshal.client import health, transaction
 from kafka_marshal.node.coordination_topic import create_topic
-from kafka_marshal.node.log_guard import progress_of_all
+from kafka_marshal.node.jobs import progress_of_all
 from kafka_marshal.observe.view import View
 from kafka_marshal.ports import KafkaGroup
 from rationalizer import Upgrade, encode

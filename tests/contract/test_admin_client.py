@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from kafka_marshal.adapters.kafka.admin_client import SharedAdmin
+from kafka_marshal.adapters.kafka.questions import SharedAdmin
 from kafka_marshal.errors import ClosedError
 
 #: Arguments: bootstrap servers, whether the cluster is closed. An answer arrives after the cluster has become garbage,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from kafka_marshal.adapters.kafka import reading
+from kafka_marshal.adapters.kafka import readers
 from kafka_marshal.adapters.kafka.cluster import KafkaCluster
 from kafka_marshal.client.shared_reads import kept_bytes, shared_reader
 from kafka_marshal.errors import ClosedError
@@ -305,7 +305,7 @@ class Watched(Consumer):
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Topics that readers made from now on ask brokers about."""
     monkeypatch.setattr(Watched, "asked", found := list[str]())
-    monkeypatch.setattr(reading, "Consumer", Watched)
+    monkeypatch.setattr(readers, "Consumer", Watched)
     return found
 
 
@@ -472,7 +472,7 @@ def test_a_standby_reader_is_woken_by_any_call_that_changes_it(
     side: Side, log: DataLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With nothing assigned it waits (here: for an hour); an assign or a close ends the wait."""
-    monkeypatch.setattr(reading, "STANDBY_S", 3600.0)
+    monkeypatch.setattr(readers, "STANDBY_S", 3600.0)
     topic, ended = side.topic(1), threading.Event()
 
     def read() -> None:
@@ -503,7 +503,7 @@ def test_a_thousand_unknown_log_ends_are_looked_up_once_per_partition(
             looks["log end"] += 1
             return super().get_watermark_offsets(*args, **options)
 
-    monkeypatch.setattr(reading, "Consumer", Counting)
+    monkeypatch.setattr(readers, "Consumer", Counting)
     cluster = KafkaCluster(f"127.0.0.1:{closed_port()}")
     reader = cluster.data_reader("group", {})
     reader.assign({("t", number): 0 for number in range(1_000)})

@@ -14,9 +14,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AclOperation, AdminClient
 
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.adapters.kafka.appender import KafkaAppender
 from kafka_marshal.adapters.kafka.errors import RETRY_CODES, Troubles, fault_kind, marshal_error
-from kafka_marshal.adapters.kafka.producer import KafkaProducer
+from kafka_marshal.adapters.kafka.writers import KafkaAppender, KafkaProducer
 from kafka_marshal.errors import (
     AuthenticationError,
     AuthorizationError,

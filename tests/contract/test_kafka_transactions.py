@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError
 
-from kafka_marshal.adapters.kafka import KafkaCluster, api_versions
-from kafka_marshal.adapters.kafka.api_versions import ApiVersions
+from kafka_marshal.adapters.kafka import KafkaCluster, groups
+from kafka_marshal.adapters.kafka.groups import ApiVersions
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError, ProduceError, TransactionError
 from tests.contract.sides import FOUND, TIMEOUT_S, KafkaSide, eventually
 from tests.contract.test_transactions import Work
@@ -116,7 +116,7 @@ def test_a_batch_that_is_too_large_for_a_topic_is_sent_in_smaller_ones(kafka_sid
 @pytest.mark.broker
 def test_brokers_too_old_are_refused(kafka_side: KafkaSide, monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work(kafka_side)
-    monkeypatch.setattr(api_versions, "NEEDED", {"OffsetFetch": 99})
+    monkeypatch.setattr(groups, "NEEDED", {"OffsetFetch": 99})
     with pytest.raises(ConfigurationError, match=r"too old.*OffsetFetch up to version \d+, and 99 .*Kafka 2\.5"):
         work.committed()
 

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from kafka_marshal.adapters.kafka import range_reader
-from kafka_marshal.adapters.kafka.reading import Reading
+from kafka_marshal.adapters.kafka.readers import Reading
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.errors import KafkaUnavailableError
-from kafka_marshal.node import stalled_fetch
-from kafka_marshal.node.log_reader import read_range
-from kafka_marshal.node.monitored_tail import MonitoredTail
+from kafka_marshal.node import log_reader
+from kafka_marshal.node.log_reader import MonitoredTail, read_range
 from kafka_marshal.ports import TailBatch
 from tests.contract.sides import LOG_TIME, TIMEOUT_S, KafkaSide, Side, TailLog, append
 
@@ -42,7 +41,7 @@ def stuck(cluster: MemoryCluster, is_stuck: Any) -> None:
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryCluster:
-    monkeypatch.setattr(stalled_fetch, "LONGEST_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(log_reader, "LONGEST_PATIENCE_S", PATIENCE_S)
     cluster = MemoryCluster()
     cluster.create_topic("log", 2, 1, LOG_TIME, TIMEOUT_S)
     return cluster
@@ -95,7 +94,7 @@ def test_where_no_client_gets_it_the_reader_ends(memory: MemoryCluster, caplog: 
 def test_who_appends_nothing_asks_the_leader_of_what_is_quiet(
     memory: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stalled_fetch, "QUIET_S", PATIENCE_S)
+    monkeypatch.setattr(log_reader, "QUIET_S", PATIENCE_S)
     stuck(memory, lambda tails, restarts: tails == 1)
     tail = MonitoredTail(memory, "log", {0: 0, 1: 0}, {})
     memory.broker.produce("log", 1, b"a")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from kafka_marshal.adapters.kafka.transactional import KafkaTransactionalProducer
+from kafka_marshal.adapters.kafka.writers import KafkaTransactionalProducer
 from kafka_marshal.errors import KafkaUnavailableError, TransactionError
 from kafka_marshal.ports import Ack, FaultKind
 from kafka_marshal.testing import LocalBroker, TcpProxy

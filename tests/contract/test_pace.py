@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.adapters.kafka import reading as module
+from kafka_marshal.adapters.kafka import readers as module
 from kafka_marshal.adapters.kafka.errors import Troubles
-from kafka_marshal.adapters.kafka.reading import LONGEST_WAIT_S, STEERED, Pace, Reading
+from kafka_marshal.adapters.kafka.readers import LONGEST_WAIT_S, STEERED, Pace, Reading
 
 
 def test_a_wait_is_as_long_as_the_silence_before_allows() -> None:

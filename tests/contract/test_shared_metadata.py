@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.adapters.kafka.metadata_cache import KEPT_S, Looks, looks_with
+from kafka_marshal.adapters.kafka.questions import KEPT_S, Looks, looks_with
 from kafka_marshal.errors import ClosedError
 from kafka_marshal.ports import TopicInfo
 from tests.contract.sides import TIMEOUT_S, KafkaSide

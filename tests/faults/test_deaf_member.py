@@ -10,7 +10,7 @@ import pytest
 
 from kafka_marshal import KafkaUnavailableError, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
-from kafka_marshal.node import stalled_fetch
+from kafka_marshal.node import log_reader
 from tests.client.conftest import wait_until
 from tests.faults.stories import TOPIC, answer, member, memory_cluster
 
@@ -20,7 +20,7 @@ KINDS = ["claimed", "coordinated"]
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> MemoryCluster:
-    monkeypatch.setattr(stalled_fetch, "SHORTEST_PATIENCE_S", 0.2)
+    monkeypatch.setattr(log_reader, "SHORTEST_PATIENCE_S", 0.2)
     return memory_cluster(PARTITIONS, 100)
 
 
@@ -60,8 +60,8 @@ def test_a_member_that_receives_nothing_reports_it_and_continues_with_a_new_clie
 def test_where_no_client_helps_it_ends_and_another_member_takes_over(
     cluster: MemoryCluster, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stalled_fetch, "SHORTEST_PATIENCE_S", 0.05)
-    monkeypatch.setattr(stalled_fetch, "LONGEST_PATIENCE_S", 0.1)
+    monkeypatch.setattr(log_reader, "SHORTEST_PATIENCE_S", 0.05)
+    monkeypatch.setattr(log_reader, "LONGEST_PATIENCE_S", 0.1)
     with working(cluster, kind, "a") as (marshal, consumer), working(cluster, kind, "b") as (_, other):
         assert consumer.poll(5) is not None
         cluster.broker.faults.stalled = lambda client, topic, cp, tails, restarts: client == "a"
@@ -76,7 +76,7 @@ def test_where_no_client_helps_it_ends_and_another_member_takes_over(
 def test_a_reader_of_messages_that_receives_nothing_continues(
     cluster: MemoryCluster, helps: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stalled_fetch, "QUIET_S", 0.3)
+    monkeypatch.setattr(log_reader, "QUIET_S", 0.3)
     with working(cluster, "claimed", "a") as (_, consumer):
         seen: set[tuple[int, int]] = set()
 

@@ -29,8 +29,8 @@ from kafka_marshal import (
     Policy,
 )
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.adapters.kafka.addresses import AddressCheck
 from kafka_marshal.adapters.kafka.errors import Troubles
+from kafka_marshal.adapters.kafka.questions import AddressCheck
 from kafka_marshal.adapters.kafka.settings import Role, properties
 from kafka_marshal.engine.policies import View, Wishes
 from kafka_marshal.errors import AuthenticationError
@@ -193,12 +193,12 @@ def test_no_client_is_made_with_settings_of_another_source() -> None:
     }
     # Each of these gets settings.properties(), from its caller or in the lines before.
     assert found == {
-        'addresses: admin = AdminClient(cast("dict[str, Any]", settings))',
-        'admin_client: self._admin = AdminClient(cast("dict[str, Any]", dict(properties)))',
-        "committed: self.consumer = Consumer(settings)",
-        "group_calls: consumer = Consumer({**self._properties(Role.DATA), **settings})",
-        "reading: self.consumer: Consumer = Consumer(settings)",
-        "sending: made = producer(settings)",
+        'questions: admin = AdminClient(cast("dict[str, Any]", settings))',
+        'questions: self._admin = AdminClient(cast("dict[str, Any]", dict(properties)))',
+        "groups: self.consumer = Consumer(settings)",
+        "groups: consumer = Consumer({**self._properties(Role.DATA), **settings})",
+        "readers: self.consumer: Consumer = Consumer(settings)",
+        "writers: made = producer(settings)",
     }
 
 

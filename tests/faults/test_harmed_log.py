@@ -11,9 +11,8 @@ import pytest
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.errors import LogCutError
-from kafka_marshal.node import log_guard
-from kafka_marshal.node.replica import Replica
-from kafka_marshal.node.start import Begin
+from kafka_marshal.node import jobs
+from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.observe.view import View
 from tests.client.conftest import wait_until
 from tests.faults.stories import GROUP, TOPIC, answer, member, memory_cluster
@@ -50,8 +49,8 @@ def says(marshal: Marshal, text: str) -> bool:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_guard, "SHORTEST_MS", 100.0)
-    monkeypatch.setattr(log_guard, "SAVE_EVERY_MS", 100.0)
+    monkeypatch.setattr(jobs, "SHORTEST_MS", 100.0)
+    monkeypatch.setattr(jobs, "SAVE_EVERY_MS", 100.0)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal import Attempt, ConfigurationError, Hooks, KafkaUnavailableError, LeaseLostError, Retry
-from kafka_marshal.adapters.memory import appender
+from kafka_marshal.adapters.memory import writers
 from kafka_marshal.sinks import SqliteSink
 from tests.faults.runs import HOW, TWICE, Bench, as_handler
 
@@ -129,7 +129,7 @@ def test_a_dead_letter_is_not_sent_again_once_the_lease_is_in_doubt(how: str, mo
                 raise ValueError("no")
             bench.handled.append(message.offset())
 
-        monkeypatch.setattr(appender.MemoryProducer, "send", send)
+        monkeypatch.setattr(writers.MemoryProducer, "send", send)
         assert bench.run(as_handler(how, act), lambda: bench.handled, retry=Retry(1)) is None
         assert sent == [b"0"]
 

@@ -356,7 +356,7 @@ def test_an_invalid_back_off_ends_the_run_with_both_errors(how: str, attempts: i
 def test_a_producer_that_fails_ends_the_run_and_what_it_had_comes_again(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"kafka_marshal.adapters.memory.appender.MemoryProducer.{name}", _fail)
+    monkeypatch.setattr(f"kafka_marshal.adapters.memory.writers.MemoryProducer.{name}", _fail)
     with Bench(2) as bench:
         error = bench.run(lambda message: _raise(ValueError("own")), lambda: False)
         assert isinstance(error, OverflowError)

@@ -20,7 +20,7 @@ from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.admin import Admin
 from kafka_marshal.errors import StaleEpochError, UpgradeRequiredError
 from kafka_marshal.node.coordination_topic import create_topic
-from kafka_marshal.node.start import Begin
+from kafka_marshal.node.replica import Begin
 from kafka_marshal.sinks import SqliteSink
 from rationalizer import (
     ClaimingPartition,

@@ -22,8 +22,7 @@ from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.errors import CoordinationTopicError, LogCutError, TopicChangedError, TopicUnsafeError
 from kafka_marshal.node.coordination_topic import create_topic
-from kafka_marshal.node.replica import Replica
-from kafka_marshal.node.start import Begin
+from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.testing import LocalBroker
 from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import ClaimingPartition, Heartbeat, encode

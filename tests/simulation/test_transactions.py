@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_marshal.adapters.memory.transactions import Transactions
+from kafka_marshal.adapters.memory.broker import Transactions
 from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.testing.simulation import Scenario, simulate, simulate_one

@@ -10,8 +10,7 @@ import pytest
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.node.coordination_topic import create_topic
-from kafka_marshal.node.replica import Replica
-from kafka_marshal.node.start import Begin
+from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import ClaimingPartition, Heartbeat, World, encode
 from rationalizer.log_hash import LogHash, RunningHash, decode_hash

@@ -20,8 +20,7 @@ from kafka_marshal.admin import Admin
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.errors import LogCutError
 from kafka_marshal.node.coordination_topic import create_topic
-from kafka_marshal.node.replica import Replica
-from kafka_marshal.node.start import Begin
+from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import ClaimingPartition, Heartbeat, encode

@@ -13,10 +13,10 @@ import pytest
 from kafka_marshal.adapters.memory import broker, readers
 from kafka_marshal.admin import Admin
 from kafka_marshal.errors import AuthorizationError, ConfigurationError, KafkaUnavailableError, TopicChangedError
-from kafka_marshal.node import log_guard, log_keeper, replica
+from kafka_marshal.node import jobs, log_keeper, replica
 from kafka_marshal.node.fork_guard import Life
+from kafka_marshal.node.jobs import Job, LogGuard
 from kafka_marshal.node.kept import LEAST_KEEP_MS, check_keep, keep_of, keep_settings
-from kafka_marshal.node.log_guard import LogGuard
 from kafka_marshal.node.log_keeper import LogKeeper
 from kafka_marshal.node.log_reader import read_range
 from kafka_marshal.observe.log_size import measure
@@ -246,7 +246,7 @@ class Keeping:
     def look(self, later_ms: float = 0.0) -> None:
         self.now += later_ms
         assert self.keeper.is_due(self.now + DAY_MS)
-        self.keeper._run()
+        Job.run(self.keeper)
 
 
 @pytest.fixture
@@ -396,7 +396,7 @@ def test_about_one_of_any_number_of_members_comes_first() -> None:
 def test_a_member_at_work_keeps_its_log(
     story: Story, now_ms: float, at_once: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_guard, "SHORTEST_MS", 50.0)
+    monkeypatch.setattr(jobs, "SHORTEST_MS", 50.0)
     monkeypatch.setattr(log_keeper, "interval", lambda listed: 10)
     monkeypatch.setattr(log_keeper, "SHORTEST_LOOK_MS", 50.0)
     monkeypatch.setattr(log_keeper, "turn_ms", lambda wish: 200.0)

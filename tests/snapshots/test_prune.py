@@ -14,7 +14,7 @@ from kafka_marshal.errors import (
     TopicChangedError,
     TopicMissingError,
 )
-from kafka_marshal.node.start import Begin
+from kafka_marshal.node.replica import Begin
 from kafka_marshal.snapshots.prune import carry_out, make_plan
 from rationalizer.log_hash import LogHash, encode_hash
 from rationalizer.snapshot_log import encode_snapshot

@@ -20,8 +20,7 @@ from kafka_marshal.errors import (
     SnapshotDifferenceError,
     TopicChangedError,
 )
-from kafka_marshal.node.replica import Replica
-from kafka_marshal.node.start import Begin
+from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.ports import TopicInfo
 from rationalizer import Tick, World, encode
 from rationalizer.snapshot_log import encode_snapshot
@@ -304,7 +303,7 @@ class Closed(MemoryCluster):
 def test_s3_without_the_right_to_read_them_it_starts_from_the_beginning(
     story: Story, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafka_marshal.node.topic_rounds.METADATA_INTERVAL_MS", 20.0)
+    monkeypatch.setattr("kafka_marshal.node.topics.METADATA_INTERVAL_MS", 20.0)
     story.beat(10)
     first = story.snapshot()
     story.beat(10)

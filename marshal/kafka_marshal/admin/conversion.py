@@ -21,7 +21,7 @@ from kafka_marshal.beside import read_json, write_json
 from kafka_marshal.engine.work.copies import Aside
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import AdminError, ConfigurationError
-from kafka_marshal.node.log_guard import progress_of_all
+from kafka_marshal.node.jobs import progress_of_all
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.ports import TopicPartition
 from rationalizer import Progress, World

@@ -13,9 +13,8 @@ from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import AdminError, UpgradeRequiredError, WrongKindError
 from kafka_marshal.node.driver import Driver
-from kafka_marshal.node.replica import Replica
+from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.node.serving import Answer, EndedError, Servants
-from kafka_marshal.node.start import Begin
 from kafka_marshal.ports import Cluster, TopicPartition
 from kafka_marshal.types import LeaseInfo
 from rationalizer import (

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from shlex import quote
 
 from kafka_marshal import arguments
-from kafka_marshal.adapters.headers import headers_of
-from kafka_marshal.adapters.message import Message
+from kafka_marshal.adapters.message import Message, headers_of
 from kafka_marshal.admin.base import AdminBase
 from kafka_marshal.admin.positions import check_name
 from kafka_marshal.errors import AdminError, AuthorizationError, KafkaUnavailableError

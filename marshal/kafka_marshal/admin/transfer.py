@@ -21,7 +21,7 @@ from kafka_marshal.admin.session import GroupKind, kind_in, wrong_kind
 from kafka_marshal.engine.work.copies import Copy, done_from
 from kafka_marshal.engine.work.topic_mark import kafka_counts
 from kafka_marshal.errors import AdminError, KafkaUnavailableError
-from kafka_marshal.node.log_guard import progress_of_all
+from kafka_marshal.node.jobs import progress_of_all
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.observe.stuck import offsets_held_text
 from kafka_marshal.observe.text import count

@@ -21,9 +21,7 @@ from rationalizer.levels import LEVELS, SUPPORTED_LEVEL
 
 if TYPE_CHECKING:
     from kafka_marshal.cli.options import Options
-    from kafka_marshal.node.coordination_topic import (
-        Problem,
-    )
+    from kafka_marshal.node.coordination_topic import Problem
     from kafka_marshal.observe.log import Log
     from kafka_marshal.observe.rows import GroupRow, MemberRow, WorkerRow
     from kafka_marshal.ports import Cluster, TopicConfig
@@ -195,8 +193,7 @@ def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report
 def _look_at_levels(cluster: Cluster, options: Options, report: Report) -> None:
     """Check whether coordinated groups can be used."""
     from kafka_marshal.admin.topic import low_levels
-    from kafka_marshal.node.replica import Replica
-    from kafka_marshal.node.start import Begin
+    from kafka_marshal.node.replica import Begin, Replica
 
     replica = Replica(cluster, options.topic, options.timeout, Begin.SNAPSHOT)
     try:

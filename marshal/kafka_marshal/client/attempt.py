@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal
 
-from kafka_marshal.adapters.headers import Headers, headers_of, mend
-from kafka_marshal.adapters.message import Message
+from kafka_marshal.adapters.message import Headers, Message, headers_of, mend
 from kafka_marshal.client.transactions import Headers as RecordHeaders
 from kafka_marshal.client.transactions import Output, output
 from kafka_marshal.engine.work.lanes import Order

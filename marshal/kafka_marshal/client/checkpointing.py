@@ -31,7 +31,7 @@ from kafka_marshal.errors import ClosedError, ConfigurationError, StaleEpochErro
 from kafka_marshal.guard import report
 from kafka_marshal.logs import Event, log
 from kafka_marshal.node.driver import Driver
-from kafka_marshal.node.user_calls import UserCall
+from kafka_marshal.node.effects import UserCall
 from kafka_marshal.runtime import is_ours
 
 _LEAVES = (

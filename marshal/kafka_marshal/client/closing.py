@@ -27,11 +27,11 @@ from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.effects import UserCall
 from kafka_marshal.node.engine_lock import under_lock
 from kafka_marshal.node.fork_guard import exiting
 from kafka_marshal.node.pulse import say
 from kafka_marshal.node.serving import EndedError, LateError
-from kafka_marshal.node.user_calls import UserCall
 from kafka_marshal.runtime import THREADS, Runtime, is_ours
 
 #: A dropped handle is closed after this time (s), as the interpreter may be about to end.

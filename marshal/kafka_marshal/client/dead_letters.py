@@ -15,9 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, TypeVar
 
-from kafka_marshal.adapters.headers import Headers
-from kafka_marshal.adapters.headers import headers_of as own_headers
-from kafka_marshal.adapters.message import Message
+from kafka_marshal.adapters.message import Headers, Message
+from kafka_marshal.adapters.message import headers_of as own_headers
 from kafka_marshal.secret import hide, scrub
 
 #: The text of an exception is cut to this many characters: it might be a whole page of HTML.

@@ -28,6 +28,7 @@ from kafka_marshal.engine.work.tracker import beyond
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError, KeyRangeError, MarshalError
 from kafka_marshal.logs import Event, log
 from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.jobs import Job
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.rate_limit import RateLimit
 from kafka_marshal.types import Key
@@ -247,34 +248,31 @@ LAST_TIMEOUT_S = 1.0
 SAID_EVERY_MS = 3_600_000.0
 
 
-class OffsetMirror:
-    """A job of the driver's upkeep (see there), until ``end``."""
+class OffsetMirror(Job):
+    """A job of the driver's upkeep, until ``end``: one request at a time, as an older one must not arrive last."""
 
     def __init__(self, driver: Driver, member: Membership, consumer: ConsumerEngine) -> None:
         self._driver = driver
         self._group_id = member.settings.group_id
         self._mirror = Mirror(member, lambda key: _live(consumer, key))
         self._repeats = RateLimit(SAID_EVERY_MS)
-        #: One request at a time: an older one must not arrive after a newer one.
-        self._is_running = False
         with driver.condition:
             driver.upkeep.jobs.append(self)
 
-    def is_due(self, now: float) -> bool:
-        """Whether a look-up thread has to call :meth:`run` now; the lock is held."""
-        if self._is_running or now < self._mirror.next_at:
-            return False
-        self._is_running = True
-        return True
+    def _has_work(self, now: float) -> bool:
+        return now >= self._mirror.next_at
 
-    def run(self) -> None:
-        """Commit what is due (*blocking*); what this raises is only logged."""
-        try:
-            self._commit(MIRROR_TIMEOUT_S)
-        finally:
-            with self._driver.condition:
-                self._is_running = False
-                self._driver.condition.notify_all()
+    def _work(self) -> None:
+        """Commit what is due; what this raises is only logged."""
+        self._commit(MIRROR_TIMEOUT_S)
+
+    def _failed(self, error: Exception) -> None:
+        log(logging.ERROR, "mirror_failed", "mirroring offsets failed; it is tried again", error=error)
+
+    def _ended(self) -> None:
+        with self._driver.condition:
+            super()._ended()
+            self._driver.condition.notify_all()
 
     def before_release(self) -> None:
         """Note what is owned now: it is released next, and ``last`` commits it; the lock is held."""
@@ -309,9 +307,9 @@ class OffsetMirror:
                 self._driver.cluster.commit_for_group(self._group_id, positions, left_s)
             self._succeeded(positions)
         except MarshalError as error:
-            self._failed(positions, error)
+            self._refused(positions, error)
         except Exception as error:  # noqa: BLE001 - logged with its traceback; a fault here must not end the mirror
-            log(logging.ERROR, "mirror_failed", "mirroring offsets failed; it is tried again", error=error)
+            self._failed(error)
             self._note_failure(positions)
 
     def _due(self) -> Collection[Key]:
@@ -339,7 +337,7 @@ class OffsetMirror:
             text = "offsets of group %r are committed to Kafka's consumer group of that name again"
             log(logging.INFO, "mirror_back", text, self._group_id)
 
-    def _failed(self, positions: Mapping[Key, Position], error: MarshalError) -> None:
+    def _refused(self, positions: Mapping[Key, Position], error: MarshalError) -> None:
         self._note_failure(positions)
         if self._driver.is_over or self._repeats.due(type(error).__name__, self._driver.now_ms()) is None:
             return

@@ -22,7 +22,7 @@ from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 from opentelemetry.propagators.textmap import Getter
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
-from kafka_marshal.adapters.headers import headers_of
+from kafka_marshal.adapters.message import headers_of
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.handled import ErrorTypes, error_type
 from kafka_marshal.client.handling import Hooks

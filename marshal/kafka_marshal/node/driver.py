@@ -13,24 +13,18 @@ from typing import TypeVar
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import KafkaUnavailableError
-from kafka_marshal.node.appends import AppendFailures, Appends
 from kafka_marshal.node.config import START_TIMEOUT_S
-from kafka_marshal.node.effects import Effects
+from kafka_marshal.node.effects import AppendFailures, Appends, Effects
 from kafka_marshal.node.engine_lock import EngineLock, LockUse, under_lock
 from kafka_marshal.node.events import Events
 from kafka_marshal.node.fork_guard import WATCHED, Life
-from kafka_marshal.node.log_guard import LogGuard
+from kafka_marshal.node.jobs import LogGuard, Scope, SnapshotUpkeep, TopicRounds
 from kafka_marshal.node.log_keeper import LogKeeper
-from kafka_marshal.node.pacing import Pacing
+from kafka_marshal.node.pacing import Pacing, Steps
 from kafka_marshal.node.pulse import Pulse
 from kafka_marshal.node.record_file import record
-from kafka_marshal.node.replica import Listener, Replica
-from kafka_marshal.node.scope import Scope
+from kafka_marshal.node.replica import Begin, Listener, Replica
 from kafka_marshal.node.serving import EndedError, Servants
-from kafka_marshal.node.snapshot_upkeep import SnapshotUpkeep
-from kafka_marshal.node.start import Begin
-from kafka_marshal.node.steps import Steps
-from kafka_marshal.node.topic_rounds import TopicRounds
 from kafka_marshal.node.upkeep import Upkeep
 from kafka_marshal.ports import Cluster, FaultKind, TailBatch
 from kafka_marshal.rate_limit import RateLimitedLog

@@ -18,8 +18,8 @@ from typing import Any, cast
 from kafka_marshal.errors import AuthorizationError, ClosedError, KafkaUnavailableError, MarshalError, TopicChangedError
 from kafka_marshal.logs import log
 from kafka_marshal.node.fork_guard import Life
+from kafka_marshal.node.jobs import Job, LogGuard
 from kafka_marshal.node.kept import keep_of, removable, turn_ms
-from kafka_marshal.node.log_guard import LogGuard
 from kafka_marshal.node.log_reader import read_range
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.ports import Cluster, Tail, TailBatch
@@ -66,7 +66,7 @@ def _draw(random: float) -> float:
     return max(0.0, 1 + ln(max(random, 1 / MANY)) / ln(MANY))
 
 
-class LogKeeper:
+class LogKeeper(Job):
     """The upkeep of the log by one driver. ``failing`` and the figures may be read by any thread."""
 
     def __init__(
@@ -85,7 +85,6 @@ class LogKeeper:
         self._wall_ms = wall_ms
         self._now_ms = cluster.runtime.now_ms
         self._look_at = 0.0
-        self._is_running = False
         #: CP → (log start and time to keep that the turn was drawn for, when it comes).
         self._turns: dict[int, tuple[tuple[int, int], float]] = {}
         self._said: set[str] = set()
@@ -102,45 +101,35 @@ class LogKeeper:
         stamps = [stamp for _, stamp in list(self._oldest.values())]
         return max(0.0, (self._wall_ms() - min(stamps)) / 1000) if stamps and self._guard.keep_ms is not None else None
 
-    def is_due(self, now: float) -> bool:
-        """Whether :meth:`run` has to be called now; the lock is held."""
-        if self._is_running or now < self._look_at or self._guard.keep_ms is None:
-            return False
-        self._is_running = True
-        return True
+    def _has_work(self, now: float) -> bool:
+        return now >= self._look_at and self._guard.keep_ms is not None
 
     def run(self) -> None:
         """Look, and prune if it is our turn, on a separate thread; no caller sees what it raises."""
         try:
-            self._cluster.runtime.start(self._run, "kafka-marshal-prune")
+            self._cluster.runtime.start(super().run, "kafka-marshal-prune")
         except RuntimeError as error:  # the limit of threads
             log(logging.DEBUG, "prune_put_off", "no thread to look after the log: %s", error)
-            self._end()
+            self._ended()
 
-    def _run(self) -> None:
-        try:
-            self._look()
-        except (ClosedError, TopicChangedError) as error:
-            # The member ends, or another one has cut what was read here: look again.
-            log(logging.DEBUG, "prune_put_off", "not pruned: %s", error)
-        except MarshalError as error:
-            self._fail(error)
-        except Exception as error:  # noqa: BLE001 - logged with its traceback
-            self.failing = f"a fault of the library ({type(error).__name__})"
-            log(logging.ERROR, "prune_failed", "pruning the log failed; nothing else is affected", error=error)
-        finally:
-            self._end()
-
-    def _end(self) -> None:
+    def _ended(self) -> None:
         keep_ms = self._guard.keep_ms
         most = LONGEST_LOOK_MS if keep_ms is None else min(turn_ms(keep_ms) / LOOKS_IN_A_TURN, LONGEST_LOOK_MS)
         turns = [at for _, at in self._turns.values()]
         now = self._now_ms()
         self._look_at = max(min([now + most, *turns]), now + SHORTEST_LOOK_MS)
-        self._is_running = False
+        super()._ended()
 
-    def _fail(self, error: MarshalError) -> None:
+    def _failed(self, error: Exception) -> None:
         """Say once why; the next turn tries again."""
+        if isinstance(error, ClosedError | TopicChangedError):
+            # The member ends, or another one has cut what was read here: look again.
+            log(logging.DEBUG, "prune_put_off", "not pruned: %s", error)
+            return
+        if not isinstance(error, MarshalError):
+            self.failing = f"a fault of the library ({type(error).__name__})"
+            log(logging.ERROR, "prune_failed", "pruning the log failed; nothing else is affected", error=error)
+            return
         self.failing = str(error)
         is_refused = isinstance(error, AuthorizationError)
         is_outage = isinstance(error, KafkaUnavailableError) and not is_refused  # the member reports it
@@ -159,7 +148,8 @@ class LogKeeper:
 
     # Looking.
 
-    def _look(self) -> None:
+    def _work(self) -> None:
+        """Look, and prune if it is our turn."""
         topic, keep_ms = self._replica.topic, self._guard.keep_ms
         if keep_ms is None:
             return

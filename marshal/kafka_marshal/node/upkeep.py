@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from kafka_marshal.engine.engine import check_stuck
 from kafka_marshal.errors import UpgradeRequiredError
 from kafka_marshal.logs import log
-from kafka_marshal.node.appends import Appends
+from kafka_marshal.node.effects import Appends
 from kafka_marshal.node.engine_lock import EngineLock
 from kafka_marshal.node.events import Events
-from kafka_marshal.node.log_guard import LogGuard
+from kafka_marshal.node.jobs import Job, LogGuard, Scope, SnapshotUpkeep, TopicRounds
 from kafka_marshal.node.log_keeper import LogKeeper
 from kafka_marshal.node.replica import Replica
-from kafka_marshal.node.scope import Scope
-from kafka_marshal.node.snapshot_upkeep import SnapshotUpkeep
-from kafka_marshal.node.topic_rounds import TopicRounds
 from kafka_marshal.runtime import Executor
 from rationalizer import Outcome, SettleOffsets, SettlingMessages, codes
 
@@ -91,16 +87,6 @@ class Tally:
     def read(self) -> list[tuple[tuple[str, str], int]]:
         """((type, outcome), count), sorted; the type is "" if it is not known. Any thread, without the lock."""
         return sorted(list(self._counts.items()))  # noqa: C414 - the copy is atomic: the dict may grow meanwhile
-
-
-class Job(Protocol):
-    """Work that takes longer than the lock may be held."""
-
-    def is_due(self, now: float) -> bool:
-        """Whether :meth:`run` has to be called now; the lock is held."""
-
-    def run(self) -> None:
-        """Do the work (*blocking*); no caller sees what this raises."""
 
 
 class Upkeep:

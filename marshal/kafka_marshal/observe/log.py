@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from kafka_marshal.errors import LogCutError, TopicChangedError, TopicMissingError
 from kafka_marshal.logs import log
-from kafka_marshal.node.log_reader import SLICE_S, bounds, judge, read_range
-from kafka_marshal.node.monitored_tail import MonitoredTail
-from kafka_marshal.node.steps import LONGEST_STEP_MS, MANY_RECORDS
+from kafka_marshal.node.log_reader import SLICE_S, MonitoredTail, bounds, judge, read_range
+from kafka_marshal.node.pacing import LONGEST_STEP_MS, MANY_RECORDS
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import CpStart
 from kafka_marshal.topic_names import DEFAULT_TOPIC, snapshots_topic

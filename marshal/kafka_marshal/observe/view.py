@@ -23,10 +23,8 @@ from kafka_marshal.client.view import holdings
 from kafka_marshal.engine.work.topic_mark import POSITION_LOST, kafka_counts, why_lost
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.instance import Instance
-from kafka_marshal.node.checks import SET_BACK_MS, clock_set_back
-from kafka_marshal.node.coordination_topic import log_name
-from kafka_marshal.node.replica import Replica
-from kafka_marshal.node.start import Begin
+from kafka_marshal.node.coordination_topic import SET_BACK_MS, clock_set_back, log_name
+from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.observe.checkpoints import checkpoints_row, cut_in
 from kafka_marshal.observe.fold import Fold
 from kafka_marshal.observe.log import LOOK_STEP_S

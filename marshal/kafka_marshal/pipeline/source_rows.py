@@ -7,8 +7,8 @@ from operator import methodcaller
 
 import pyarrow as pa
 
-from kafka_marshal.adapters.headers import headers_of
 from kafka_marshal.adapters.kafka.range_reader import StoredMessage
+from kafka_marshal.adapters.message import headers_of
 from kafka_marshal.runtime import LEAST_STAMP_MS, MOST_STAMP_MS
 
 _FIELDS = [

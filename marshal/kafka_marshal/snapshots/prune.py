@@ -15,8 +15,7 @@ from math import inf
 
 from kafka_marshal.errors import AdminError, ConfigurationError, TopicChangedError, TopicMissingError
 from kafka_marshal.node.log_reader import read_range
-from kafka_marshal.node.replica import Replica
-from kafka_marshal.node.start import Begin
+from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.ports import Cluster
 from kafka_marshal.snapshots.reader import StoredAt
 from kafka_marshal.snapshots.start import CpStart, Difference

@@ -25,8 +25,7 @@ from typing import Any, Final
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.node.coordination_topic import create_topic
-from kafka_marshal.node.replica import Replica
-from kafka_marshal.node.start import Begin
+from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.testing.select_broker import open_kafka
 from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import (

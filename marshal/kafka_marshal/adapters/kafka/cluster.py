@@ -13,7 +13,6 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
-    ClusterMetadata,
     ConfigEntry,
     ConfigResource,
     OffsetSpec,
@@ -22,24 +21,17 @@ from confluent_kafka.admin import (
 from confluent_kafka.cimpl import NewTopic
 
 from kafka_marshal.adapters.kafka import settings
-from kafka_marshal.adapters.kafka.addresses import AddressCheck
-from kafka_marshal.adapters.kafka.admin_client import SharedAdmin
-from kafka_marshal.adapters.kafka.appender import KafkaAppender
-from kafka_marshal.adapters.kafka.committed import CommittedOffsets
-from kafka_marshal.adapters.kafka.data_reader import KafkaDataReader
 from kafka_marshal.adapters.kafka.errors import (
     Troubles,
     configuration_error,
     kafka_error,
     marshal_error,
 )
-from kafka_marshal.adapters.kafka.group_calls import GroupCalls
-from kafka_marshal.adapters.kafka.metadata_cache import looks_with
-from kafka_marshal.adapters.kafka.producer import KafkaProducer
-from kafka_marshal.adapters.kafka.questions import RETRY_S, Questions
+from kafka_marshal.adapters.kafka.groups import CommittedOffsets, GroupCalls
+from kafka_marshal.adapters.kafka.questions import RETRY_S, AddressCheck, Questions, SharedAdmin, looks_with
+from kafka_marshal.adapters.kafka.readers import KafkaDataReader, KafkaTail
 from kafka_marshal.adapters.kafka.settings import Role
-from kafka_marshal.adapters.kafka.tail import KafkaTail
-from kafka_marshal.adapters.kafka.transactional import Batches, KafkaTransactionalProducer
+from kafka_marshal.adapters.kafka.writers import Batches, KafkaAppender, KafkaProducer, KafkaTransactionalProducer
 from kafka_marshal.errors import ConfigurationError, CoordinationTopicError, TopicMissingError
 from kafka_marshal.ports import DELIVERY_TIMEOUT_MS, TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.rights import grant
@@ -321,10 +313,6 @@ class KafkaCluster(GroupCalls):
             found |= self._questions.ask_leaders("deleting records of", wanted, timeout_s, ask, changing=True)
         return found
 
-    def _list_topics(self, *args: Any, **options: Any) -> ClusterMetadata:
-        with self._admin.use() as admin:
-            return admin.list_topics(*args, **options)
-
     def committed_offset(self, group_id: str, key: TopicPartition, timeout_s: float) -> tuple[int, str] | None:
         self._admin.check_open()
         return self._committed.ask(group_id, key, timeout_s)
@@ -359,13 +347,18 @@ class KafkaCluster(GroupCalls):
         return KafkaAppender(topic, properties, troubles, delivery_timeout_ms=delivery_timeout_ms)
 
     def data_reader(self, group_id: str, config: Mapping[str, object]) -> KafkaDataReader:
+        opened = self._for_user(Role.DATA, config)
+        # Others may connect as another user, who sees other topics.
+        known = None if config.keys() - {"error_cb", "logger"} else self._admin.list_topics
+        return KafkaDataReader(group_id, *opened, known)
+
+    def _for_user(self, role: Role, config: Mapping[str, object]) -> tuple[dict[str, object], Troubles]:
+        """Properties of a client with the user's on top of the cluster's own, and what takes its errors."""
         self._admin.check_open()
         settings.check(config)
         more = dict(config)
         troubles = self._new_troubles(more.pop("error_cb", self._forward), more.pop("logger", self._logger))
-        # Others may connect as another user, who sees other topics.
-        known = None if more else self._list_topics
-        return KafkaDataReader(group_id, self._properties(Role.DATA, more), troubles, known)
+        return self._properties(role, more), troubles
 
     def way_of_reading(self, config: Mapping[str, object]) -> Hashable | None:
         found = (self._bootstrap, *sorted(self._config.items()), self._forward, self._logger, *sorted(config.items()))
@@ -378,23 +371,14 @@ class KafkaCluster(GroupCalls):
     def producer(
         self, config: Mapping[str, object], *, delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS
     ) -> KafkaProducer:
-        self._admin.check_open()
-        settings.check(config)
-        more = dict(config)
-        troubles = self._new_troubles(more.pop("error_cb", self._forward), more.pop("logger", self._logger))
-        return KafkaProducer(self._properties(Role.PRODUCER, more), troubles, delivery_timeout_ms=delivery_timeout_ms)
+        return KafkaProducer(*self._for_user(Role.PRODUCER, config), delivery_timeout_ms=delivery_timeout_ms)
 
     def transactional_producer(
         self, transactional_id: str, config: Mapping[str, object], *, transaction_timeout_ms: int
     ) -> KafkaTransactionalProducer:
-        self._admin.check_open()
-        settings.check(config)
-        more = dict(config)
-        troubles = self._new_troubles(more.pop("error_cb", self._forward), more.pop("logger", self._logger))
         return KafkaTransactionalProducer(
             transactional_id,
-            self._properties(Role.TRANSACTION, more),
-            troubles,
+            *self._for_user(Role.TRANSACTION, config),
             transaction_timeout_ms=transaction_timeout_ms,
             group_metadata=self._committed.group_metadata,
             batches=self._batches,

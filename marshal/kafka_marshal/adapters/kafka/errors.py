@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
+import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kafka_marshal.adapters.kafka.reach import Reached, best, reach
+from kafka_marshal.adapters.kafka.settings import addresses
 from kafka_marshal.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -27,6 +30,84 @@ from kafka_marshal.ports import FaultKind
 from kafka_marshal.rate_limit import RateLimit
 from kafka_marshal.secret import hide
 from rationalizer.travel import Travels
+
+#: How long an address may take to accept, and then to answer (s); all of them together at most twice as long.
+WAIT_S = 0.5
+
+#: Kafka's default port.
+_PORT = 9092
+
+#: ApiVersions, version 0: any broker answers it before a login. A TLS listener hangs up, which is an answer, too.
+_QUESTION = struct.pack(">ihhih", 10, 18, 0, 1, -1)
+
+
+class Reached(StrEnum):
+    """What an address does, for people."""
+
+    SILENT = "accepts connections and is silent"
+    REFUSED = "refuses connections: no process listens there"
+    NO_ANSWER = "neither accepts nor refuses connections"
+    NO_ROUTE = "has no route: the network says that it can't be reached"
+    UNKNOWN = "is a name that can not be resolved"
+    ANSWERS = "answers"
+
+    @property
+    def advice(self) -> str:
+        """What to do about it."""
+        return _ADVICE[self]
+
+
+_ADVICE = {
+    Reached.SILENT: "The broker is frozen, overloaded or starting: check its process, its garbage collection and its "
+    "disks. More workers make it worse",
+    Reached.REFUSED: "Check that the broker runs, and that bootstrap_servers names its listener",
+    Reached.NO_ANSWER: "The broker is frozen or overloaded, and accepts no more, or the network or a firewall drops "
+    "all: check its process first, then its machine and the way there. More workers make it worse",
+    Reached.NO_ROUTE: "Check that the broker's machine runs, and the network and firewalls between",
+    Reached.UNKNOWN: "Check bootstrap_servers, and the name service",
+    Reached.ANSWERS: "Check that bootstrap_servers names its listener, that its advertised.listeners can be reached "
+    "and, if it wants TLS or SASL, that security.protocol says so",
+}
+
+
+def reach(bootstrap_servers: str) -> dict[str, Reached]:
+    """What each address does now (*blocking*, for a second at most): in order, as time allows."""
+    until, found = time.monotonic() + 2 * WAIT_S, dict[str, Reached]()
+    for address in addresses(bootstrap_servers):
+        if time.monotonic() < until:
+            found[address] = _reach(address)
+    return found
+
+
+def best(found: Sequence[Reached]) -> Reached:
+    """What to say of all of them: one that answers, or at least accepts, explains more than one that is down."""
+    order = (Reached.ANSWERS, Reached.SILENT, Reached.NO_ANSWER, Reached.REFUSED, Reached.NO_ROUTE, Reached.UNKNOWN)
+    return min(found, key=order.index, default=Reached.ANSWERS)
+
+
+def _reach(address: str) -> Reached:
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    host, port = (host, port) if host and port.isdigit() else (address, str(_PORT))
+    try:
+        connection = socket.create_connection((host.strip("[]"), int(port)), WAIT_S)
+    except ConnectionRefusedError:
+        return Reached.REFUSED
+    except (socket.gaierror, UnicodeError):
+        return Reached.UNKNOWN
+    except TimeoutError:
+        return Reached.NO_ANSWER
+    except OSError:
+        return Reached.NO_ROUTE
+    with connection:
+        try:
+            connection.sendall(_QUESTION)
+            connection.recv(1)
+        except TimeoutError:
+            return Reached.SILENT
+        except OSError:
+            return Reached.ANSWERS  # it hangs up
+    return Reached.ANSWERS
+
 
 #: Position outside of the log: start moved up, log cut, topic recreated. With auto.offset.reset=error librdkafka
 #: reports all of these as _AUTO_OFFSET_RESET.
@@ -261,6 +342,30 @@ class Troubles:
         last = self._last
         since = time.monotonic() - _RECENT_S if since is None else since
         return last[1] if last is not None and last[0] > since else None
+
+
+class DebugLines:
+    """What librdkafka says of one client in debug lines only: those of one category."""
+
+    #: The debug category of these lines.
+    category: str
+
+    def __init__(self, settings: dict[str, object]) -> None:
+        """Have librdkafka report it, with these settings of a client."""
+        asked = str(settings.get("debug", "")).strip()
+        #: Whether the user wants lines for debugging.
+        self._is_debugging = bool(asked)
+        settings["debug"] = ",".join(filter(None, [asked, self.category]))
+
+    def take(self, level: int, line: str) -> bool:
+        """Take a line of its log. Whether it was only asked for by us."""
+        if level > logging.DEBUG:
+            return False
+        self._read(line)
+        return not self._is_debugging
+
+    def _read(self, line: str) -> None:
+        raise NotImplementedError
 
 
 class ForbiddenError(Travels, KafkaException):

@@ -1,20 +1,22 @@
-"""Questions to the brokers, asked again while the answer is an error that passes by itself."""
+"""Questions to the brokers: by what client, again while an error passes by itself, and what is known."""
 
 from __future__ import annotations
 
 import random
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
-from typing import Any, Final, TypeVar
+from contextlib import contextmanager, suppress
+from typing import Any, Final, TypeVar, cast
+from weakref import WeakValueDictionary
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, TopicDescription
+from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigResource, TopicDescription
 
-from kafka_marshal.adapters.kafka.admin_client import SharedAdmin
 from kafka_marshal.adapters.kafka.errors import (
     RETRY_CODES,
     UNKNOWN_CODES,
@@ -26,11 +28,85 @@ from kafka_marshal.adapters.kafka.errors import (
     marshal_error,
 )
 from kafka_marshal.errors import ClosedError
-from kafka_marshal.ports import TopicPartition
+from kafka_marshal.ports import TopicInfo, TopicPartition
 from kafka_marshal.rights import grant
+from kafka_marshal.secret import values_of
 
 T = TypeVar("T")
 K = TypeVar("K")
+
+#: librdkafka's default of metadata.max.age.ms.
+METADATA_MAX_AGE_MS = 900_000
+
+
+class SharedAdmin:
+    """One AdminClient for any number of threads. The last use that ends after close() destroys it.
+
+    At a known place: librdkafka aborts the process if one of its threads destroys a client. An AdminClient left to the
+    garbage collector risks that: its futures are resolved on such a thread, and a collection may start there.
+    """
+
+    def __init__(self, properties: Mapping[str, object]) -> None:
+        """Connect in the background; raises what AdminClient raises."""
+        self._admin = AdminClient(cast("dict[str, Any]", dict(properties)))
+        #: For how long it keeps what it knows of a topic, s.
+        self.metadata_age_s: float = float(str(properties.get("metadata.max.age.ms", METADATA_MAX_AGE_MS))) / 1000
+        self._lock = threading.Lock()
+        self._uses = 0
+        self._closed = False
+        # It also keeps the AdminClient out of the collector's reach.
+        self._unclosed = weakref.finalize(self, _destroy_elsewhere, self._admin)
+        self._unclosed.atexit = False
+
+    @contextmanager
+    def use(self) -> Iterator[AdminClient]:
+        """The client, which stays alive until the block is left. Raises ClosedError after close()."""
+        with self._lock:
+            self.check_open()
+            self._uses += 1
+        try:
+            yield self._admin
+        finally:
+            self._leave()
+
+    def list_topics(self, *args: Any, **options: Any) -> ClusterMetadata:
+        """As of an AdminClient."""
+        with self.use() as admin:
+            return admin.list_topics(*args, **options)
+
+    def check_open(self) -> None:
+        """Raise ClosedError after close()."""
+        if self._closed:
+            raise ClosedError("The cluster was closed; nothing was asked. Open a new one.")
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._uses -= 1
+            is_last = self._closed and self._uses == 0
+        if is_last:
+            self._destroy()
+
+    def close(self) -> None:
+        """Destroy the client, now or when it is no longer used. Idempotent."""
+        with self._lock:
+            is_last = not self._closed and self._uses == 0
+            self._closed = True
+        if is_last:
+            self._destroy()
+
+    def _destroy(self) -> None:
+        self._unclosed.detach()
+        _destroy(self._admin)
+
+
+def _destroy(admin: AdminClient) -> None:
+    admin.__exit__(None, None, None)  # confluent-kafka has no other name for it
+
+
+def _destroy_elsewhere(admin: AdminClient) -> None:
+    """Of a holder that was never closed: the collector may be running on a thread of librdkafka."""
+    threading.Thread(target=_destroy, args=(admin,), name="kafka-marshal-destroy", daemon=True).start()
+
 
 #: Wait between two tries of what passes by itself.
 RETRY_S = 0.05
@@ -260,3 +336,119 @@ def _some(names: list[Any]) -> str:
     """A few of the names, for an error message."""
     texts = [name if isinstance(name, str) else f"{name[0]} [{name[1]}]" for name in names[:3]]
     return ", ".join(texts) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+#: What is older than this is useless, and dropped.
+KEPT_S = 60.0
+
+
+class Looks:
+    """The last metadata of all topics, and of each that was described, for all members of a process. Thread-safe.
+
+    A request creates Python objects for every partition while it holds the interpreter's lock, and so many of them that
+    the garbage collector runs through the whole process again and again. With ten members and 900 partitions in one
+    process everything paused for 50 ms every few seconds.
+    """
+
+    def __init__(self) -> None:
+        self._listed: tuple[float, dict[str, TopicInfo]] = (float("-inf"), {})
+        #: By name: when it was described last, and how (None: there was none).
+        self._described: dict[str, tuple[float, TopicInfo | None]] = {}
+
+    def topics(self, max_age_s: float) -> dict[str, TopicInfo] | None:
+        """All topics, if they were listed since."""
+        asked_at, found = self._listed
+        return dict(found) if asked_at > time.monotonic() - max_age_s else None
+
+    def record_topics(self, found: Mapping[str, TopicInfo], asked_at: float) -> None:
+        """Store a list of topics (monotonic seconds: from when on it was valid)."""
+        if asked_at > self._listed[0]:
+            self._listed = (asked_at, dict(found))
+
+    def topic_info(self, names: Iterable[str], max_age_s: float) -> dict[str, TopicInfo] | None:
+        """Those of names that exist, if each was described since."""
+        since = time.monotonic() - max_age_s
+        described, found = self._described, {}
+        for name in names:
+            asked_at, info = described.get(name, (float("-inf"), None))
+            if asked_at <= since:
+                return None
+            if info is not None:
+                found[name] = info
+        return found
+
+    def record_topic_info(self, names: Iterable[str], found: Mapping[str, TopicInfo], asked_at: float) -> None:
+        """Another client described these topics; those it did not find do not exist."""
+        # Replaced, never changed: others may be reading it.
+        described = {name: known for name, known in self._described.items() if known[0] > asked_at - KEPT_S}
+        for name in names:
+            if asked_at > described.get(name, (float("-inf"), None))[0]:
+                described[name] = (asked_at, found.get(name))
+        self._described = described
+
+
+_looks: WeakValueDictionary[Hashable, Looks] = WeakValueDictionary()
+
+
+def looks_with(bootstrap: str, config: Mapping[str, object]) -> Looks:
+    """Shared by all clients of this process that reach the same brokers as the same user, with the same settings."""
+    try:
+        key = (bootstrap, frozenset((name, value) for name, value in config.items() if name != "client.id"))
+    except TypeError:  # an unhashable value: it can't be compared with another's
+        return Looks()
+    return _looks.setdefault(key, Looks())
+
+
+#: An address that has not answered for this long counts as down, and can't mislead anyone.
+ANSWER_S = 10.0
+
+#: A wait looks up this often for what librdkafka says of its connection.
+ID_LOOK_S = 0.05
+
+
+class AddressCheck:
+    """Which cluster each bootstrap address belongs to: each is asked on its own thread, and not awaited if it is down.
+
+    librdkafka takes whichever address answers first. If a list names brokers of two clusters, some clients of one
+    process, and some members of one group, would work on the one and the rest on the other: each log consistent in
+    itself, and every partition with two owners.
+    """
+
+    def __init__(self, addresses: Sequence[str], properties: Mapping[str, object]) -> None:
+        self._properties = dict(properties)
+        self._ids: dict[str, str] = {}
+        self._threads = [
+            threading.Thread(target=self._ask, args=(address,), name="kafka-marshal-address", daemon=True)
+            for address in addresses
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def ids(self, wait_s: float) -> dict[str, str]:
+        """Cluster ids by address, of those that answered within wait_s from now."""
+        deadline = time.monotonic() + wait_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return dict(self._ids)
+
+    def _ask(self, address: str) -> None:
+        troubles = Troubles(secrets=values_of(self._properties))
+        settings = {**self._properties, "bootstrap.servers": address, "logger": troubles, "error_cb": troubles}
+        try:
+            admin = AdminClient(cast("dict[str, Any]", settings))
+            deadline = time.monotonic() + ANSWER_S
+            while time.monotonic() < deadline and troubles.recent() is None:
+                if cluster_id := _cluster_id(admin):
+                    self._ids[address] = cluster_id
+                    return
+        except (KafkaException, ValueError, TypeError):
+            return  # the cluster's own client reports the same, to a caller that can act on it
+
+
+def _cluster_id(admin: AdminClient) -> str | None:
+    try:
+        return admin.cluster_id(ID_LOOK_S) or None
+    except KafkaException:
+        return None  # not connected yet
+    finally:
+        admin.poll(0)

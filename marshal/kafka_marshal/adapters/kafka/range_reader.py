@@ -13,7 +13,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from kafka_marshal.adapters.kafka import settings
 from kafka_marshal.adapters.kafka.errors import LOGGER, Troubles, fault_kind, marshal_error
-from kafka_marshal.adapters.kafka.reading import Reading
+from kafka_marshal.adapters.kafka.readers import Reading
 from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.engine.work.stuck import STUCK_AFTER_MS, larger, unreadable
 from kafka_marshal.errors import KafkaUnavailableError, PartitionStuckError, RangeGoneError

@@ -8,18 +8,14 @@ With a given clock (a function that returns milliseconds) nothing ever waits: a 
 calls give the same results on every run. Without one it keeps the time of day, and reads wait for new records.
 
 ==================  ==================================================================================
-``broker``          topics, partitions and their entries; everything happens under its one lock
-``faults``          what can be made to go wrong
-``appender``        the coordination topic's appender, the producer of data, and which partition a key goes to
-``readers``         its tail, and the reader of data
-``transactions``    the broker's side of transactions: what is open, pending and fenced
-``transactional``   the producer of one transactional id
+``broker``          topics, partitions, entries, transactions: everything happens under its one lock; what can go wrong
+``readers``         the coordination topic's tail, and the reader of data
+``writers``         its appender, the producer of data, the producer of one transactional id
 ``cluster``         :class:`MemoryCluster`: look-ups, and the factory of the others
 ==================  ==================================================================================
 """
 
-from kafka_marshal.adapters.memory.broker import MemoryBroker, MemoryMessage
+from kafka_marshal.adapters.memory.broker import AppendFate, Faults, MemoryBroker, MemoryMessage
 from kafka_marshal.adapters.memory.cluster import MemoryCluster
-from kafka_marshal.adapters.memory.faults import AppendFate, Faults
 
 __all__ = ["AppendFate", "Faults", "MemoryBroker", "MemoryCluster", "MemoryMessage"]

@@ -1,7 +1,8 @@
-"""The broker's side of an in-memory Kafka: topics, partitions, entries."""
+"""The broker's side of an in-memory Kafka: topics, partitions, entries, transactions, and what can go wrong."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 import time
@@ -10,12 +11,67 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
 
-from kafka_marshal.adapters import producing
-from kafka_marshal.adapters.memory.faults import Faults
-from kafka_marshal.adapters.memory.transactions import Transactions
+from kafka_marshal.adapters import producing, transactions
+from kafka_marshal.adapters.producing import Headers
 from kafka_marshal.errors import CoordinationTopicError, ProduceError
 from kafka_marshal.ports import TopicInfo, TopicPartition
+
+
+class AppendFate(StrEnum):
+    """The result of one record that a client appends."""
+
+    #: In the log, and acknowledged.
+    WRITTEN = "written"
+    #: In the log, but the acknowledgement is lost: the client gets a timeout.
+    UNACKNOWLEDGED = "unacknowledged"
+    #: In the log twice, and acknowledged without an offset: a retry of what had been written (C17).
+    DUPLICATED = "duplicated"
+    #: Not in the log; the client gets a timeout.
+    LOST = "lost"
+    #: Not in the log; the appender is in a fatal state from now on and must be replaced (C17).
+    FATAL = "fatal"
+
+
+def _written(client: str, topic: str, partition: int, value: bytes) -> AppendFate:
+    return AppendFate.WRITTEN
+
+
+def _done(client: str, transactional_id: str, request: str) -> AppendFate:
+    return AppendFate.WRITTEN
+
+
+def _at_once(client: str, topic: str, partition: int, offset: int) -> int:
+    return 0
+
+
+def _hears(client: str, topic: str, partition: int, tails: int, restarts: int) -> bool:
+    return False
+
+
+@dataclass(slots=True)
+class Faults:
+    """Hooks, called under the broker's lock: they decide, and call nothing back. Change them through MemoryBroker.
+
+    Clients are named by ``MemoryCluster.connect(name)``.
+    """
+
+    #: (client, topic, partition, value) → the result of the record.
+    append: Callable[[str, str, int, bytes], AppendFate] = _written
+    #: (client, transactional id, "init", "send_offsets", "commit" or "abort") → the result of the request: WRITTEN,
+    #: UNACKNOWLEDGED, LOST or FATAL.
+    request: Callable[[str, str, str], AppendFate] = _done
+    #: (client, topic, partition, offset) → ms that pass until this client's readers can see the record. Order within
+    #: a partition is kept: a record that is held back holds back those after it.
+    delay_ms: Callable[[str, str, int, int], int] = _at_once
+    #: (client, topic, partition, readers of that kind that the client has opened, restarts of the partition in the last
+    #: one) → whether that one gets nothing of it, and no error: as librdkafka's when a fetch is stuck.
+    stalled: Callable[[str, str, int, int, int], bool] = _hears
+    #: Clients that can't reach the broker now.
+    unreachable: set[str] = field(default_factory=set)
+
 
 #: Kafka's defaults of topic settings; those that the library reads.
 TOPIC_DEFAULTS: Mapping[str, str] = {
@@ -343,3 +399,155 @@ class _Changing:
 
 def _time_of_day_ms() -> float:
     return time.time() * 1000
+
+
+#: The brokers' transaction.max.timeout.ms.
+MAX_TIMEOUT_MS = 900_000
+
+#: The epoch of a producer, and the number of its transaction.
+At = tuple[int, int]
+
+#: Of a group.
+_Where = tuple[str, TopicPartition]
+
+
+@dataclass(slots=True, eq=False)
+class _Transaction:
+    """One that is open: from its first record or offset on."""
+
+    #: When the broker ends it (ms).
+    deadline: float
+    #: The offsets of its records.
+    records: dict[TopicPartition, list[int]] = field(default_factory=dict)
+    #: Number of the commit, offset and metadata.
+    offsets: dict[_Where, tuple[int, int, str]] = field(default_factory=dict)
+
+
+class Transactions:
+    """All transactional ids of a broker. The broker's lock is held by callers.
+
+    As Kafka does it, as far as the rules of transactions lean on it: init() fences and aborts; readers (all are
+    read_committed) see nothing of what is open or aborted, and end at the last stable offset; each partition gets a
+    marker, which takes an offset; a plain commit that comes while a transaction's offset is pending wins over it.
+    """
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self._broker = broker
+        #: transactional id → epoch of the producer that may use it, and its timeout (ms).
+        self._epochs: dict[str, int] = {}
+        self._timeouts: dict[str, int] = {}
+        self._open: dict[str, _Transaction] = {}
+        #: The last one that was ended by its producer, and whether it was committed.
+        self._ended: dict[str, tuple[At, bool]] = {}
+        #: Commits by the order of their arrival: the latest wins, whenever its transaction ends.
+        self._numbers = itertools.count(1)
+        self._latest: dict[_Where, int] = {}
+        #: Committed, and not shown yet: brokers do that a little after their answer. Until then it counts as pending.
+        self._unsettled: list[_Transaction] = []
+        #: Calls the function when that is.
+        self.settle: Callable[[Callable[[], None]], None] = lambda apply: apply()
+        #: Called with each partition whose end for readers may have changed.
+        self.on_end: Callable[[TopicPartition], None] = lambda _: None
+
+    def init(self, transactional_id: str, timeout_ms: int) -> int:
+        """Fence the producer before, and abort its transaction; returns the new one's epoch."""
+        if timeout_ms > MAX_TIMEOUT_MS:
+            raise transactions.timeout_too_high(timeout_ms)
+        self._end(transactional_id, commit=False)
+        self._timeouts[transactional_id] = timeout_ms
+        epoch = self._epochs[transactional_id] = self._epochs.get(transactional_id, -1) + 1
+        return epoch
+
+    def produce(
+        self,
+        transactional_id: str,
+        at: At,
+        key: TopicPartition,
+        value: bytes | None,
+        record_key: bytes | None,
+        headers: Headers,
+        timestamp_ms: int,
+    ) -> None:
+        """Write a record that no reader sees yet."""
+        transaction = self._transaction(transactional_id, at)
+        offset = self._broker.produce(*key, value, record_key, timestamp_ms=timestamp_ms, headers=headers or None)
+        transaction.records.setdefault(key, []).append(offset)
+        log = self._broker.log(*key)
+        if log is not None:
+            log.open.setdefault(transactional_id, offset)
+
+    def send_offset(
+        self, transactional_id: str, at: At, group_id: str, key: TopicPartition, offset: int, metadata: str
+    ) -> None:
+        """An offset that is pending until the transaction ends."""
+        found = next(self._numbers), offset, metadata
+        self._transaction(transactional_id, at).offsets[group_id, key] = found
+
+    def end(self, transactional_id: str, at: At, *, commit: bool) -> None:
+        """Commit or abort it. A request that comes again has the same answer."""
+        self._check(transactional_id, at)
+        if self._ended.get(transactional_id) == (at, commit):
+            return
+        self._check_open(transactional_id, at)
+        self._end(transactional_id, commit=commit)
+        self._ended[transactional_id] = at, commit
+
+    def commit_plainly(self, group_id: str, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
+        """Offsets outside of transactions."""
+        for key, found in offsets.items():
+            self._latest[group_id, key] = next(self._numbers)
+            self._broker.committed.setdefault(group_id, {})[key] = found
+
+    def is_pending(self, group_id: str, key: TopicPartition) -> bool:
+        """Whether an open transaction has sent an offset of it."""
+        self.expire()
+        return any((group_id, key) in each.offsets for each in (*self._open.values(), *self._unsettled))
+
+    def expire(self) -> None:
+        """End what is open for too long; its producer is fenced."""
+        now = self._broker.clock()
+        for transactional_id in [name for name, each in self._open.items() if each.deadline <= now]:
+            self._end(transactional_id, commit=False)
+            self._epochs[transactional_id] += 1
+
+    def _check(self, transactional_id: str, at: At) -> None:
+        self.expire()
+        if self._epochs[transactional_id] != at[0]:
+            raise transactions.fenced(transactional_id, "there is a newer producer with the same transactional id")
+
+    def _check_open(self, transactional_id: str, at: At) -> None:
+        """Refuse requests that are late: their transaction has ended."""
+        if (ended := self._ended.get(transactional_id)) is not None and at <= ended[0]:
+            raise transactions.failed(transactional_id, "the transaction has ended", retry=True)
+
+    def _transaction(self, transactional_id: str, at: At) -> _Transaction:
+        self._check(transactional_id, at)
+        self._check_open(transactional_id, at)
+        if transactional_id not in self._open:
+            deadline = self._broker.clock() + self._timeouts[transactional_id]
+            self._open[transactional_id] = _Transaction(deadline)
+        return self._open[transactional_id]
+
+    def _end(self, transactional_id: str, *, commit: bool) -> None:
+        transaction = self._open.pop(transactional_id, None)
+        if transaction is None:
+            return
+        for key, offsets in transaction.records.items():
+            log = self._broker.log(*key)
+            if log is None or log.open.pop(transactional_id, None) is None:
+                continue  # deleted meanwhile
+            if not commit:
+                log.drop(offsets)
+            self._broker.skip(*key)  # the marker
+            self.on_end(key)
+        if commit and transaction.offsets:
+            self._unsettled.append(transaction)
+            self.settle(partial(self._show, transaction))
+
+    def _show(self, transaction: _Transaction) -> None:
+        """Show the offsets of a committed transaction."""
+        self._unsettled.remove(transaction)
+        for (group_id, key), (number, offset, metadata) in transaction.offsets.items():
+            if number > self._latest.get((group_id, key), 0):
+                self._latest[group_id, key] = number
+                self._broker.committed.setdefault(group_id, {})[key] = offset, metadata

@@ -6,10 +6,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from kafka_marshal.adapters import transactions
-from kafka_marshal.adapters.memory.appender import MemoryAppender, MemoryProducer
 from kafka_marshal.adapters.memory.broker import MemoryBroker, Partition
 from kafka_marshal.adapters.memory.readers import MemoryDataReader, MemoryTail
-from kafka_marshal.adapters.memory.transactional import MemoryTransactionalProducer
+from kafka_marshal.adapters.memory.writers import MemoryAppender, MemoryProducer, MemoryTransactionalProducer
 from kafka_marshal.errors import ClosedError, KafkaUnavailableError, MarshalError, TopicMissingError
 from kafka_marshal.ports import DELIVERY_TIMEOUT_MS, KafkaGroup, TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.runtime import THREADS, Runtime

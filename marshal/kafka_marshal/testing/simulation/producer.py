@@ -10,7 +10,7 @@ from typing import Protocol
 
 from kafka_marshal.adapters import producing
 from kafka_marshal.adapters.memory import MemoryBroker
-from kafka_marshal.adapters.memory.appender import Partitioner
+from kafka_marshal.adapters.memory.writers import Partitioner
 from kafka_marshal.adapters.producing import Headers
 from kafka_marshal.errors import ClosedError
 from kafka_marshal.testing.simulation.living import Living

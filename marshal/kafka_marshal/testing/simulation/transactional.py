@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol, TypeVar, cast
 
 from kafka_marshal.adapters.memory import MemoryBroker
-from kafka_marshal.adapters.memory.transactional import MemoryTransactionalProducer
+from kafka_marshal.adapters.memory.writers import MemoryTransactionalProducer
 from kafka_marshal.adapters.producing import Headers
 from kafka_marshal.testing.simulation.living import Living
 from kafka_marshal.testing.simulation.runtime import SHORTEST_MS
