@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from rationalizer import codes
 from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.outcome import Outcome
-from rationalizer.wire.records import KINDS, Belongs, ClaimingShare, ForgetGroup, Heartbeat, ReleasingPartition
+from rationalizer.wire.records import ClaimingShare, ForgetGroup, Heartbeat, ReleasingPartition
 from rationalizer.world import World
 
 __all__ = ["BEFORE", "End", "LeaseKey", "Owners", "Span"]
@@ -137,15 +136,9 @@ class Owners:
     def touched(self, outcome: Outcome) -> list[LeaseKey]:
         """The leases that a record which took effect is about, in its order; one may be named more than once."""
         message = outcome.message
-        if message is None or not outcome.accepted:
-            return []
-        group_id, belongs = message.group_id, KINDS[message.type].belongs
-        if belongs is Belongs.LEASE:
-            return [(group_id, message.topic, message.partition)]
-        if outcome.entries is not None and not outcome.of_group:
-            answers = zip(message.entries, outcome.entries, strict=True)
-            return [(group_id, entry[0], entry[1]) for entry, code in answers if code in codes.ACCEPTED]
-        return [key for key in self.now if key[0] == group_id] if outcome.is_a(ForgetGroup) else []
+        if message is not None and outcome.accepted and outcome.is_a(ForgetGroup):
+            return [key for key in self.now if key[0] == message.group_id]
+        return [key for key, _ in outcome.leases]
 
     def overhear(self, outcome: Outcome) -> None:
         """Take in a record that was rejected: it may say who evicts an owner (C20)."""

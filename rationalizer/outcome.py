@@ -81,6 +81,22 @@ class Outcome:
         return None if self._read is None else self._read[0].named(self._read[1])
 
     @property
+    def leases(self) -> list[tuple[tuple[str, str, int], str]]:
+        """The leases that it took effect on, as (group, topic, partition), in its order, each with its code.
+
+        One may be there more than once; a ForgetGroup names none.
+        """
+        if self._read is None or not self.accepted:
+            return []
+        kind, message = self._read[0], self.message
+        if kind.names_lease:
+            return [((message.group_id, message.topic, message.partition), self.code)]
+        if self.entries is None or self.of_group:
+            return []
+        answers = zip(message.entries, self.entries, strict=True)
+        return [((message.group_id, entry[0], entry[1]), code) for entry, code in answers if code in codes.ACCEPTED]
+
+    @property
     def judged(self) -> bool:
         """Whether it got as far as the rules of its type: E6's checks, the pause and the kind let it pass."""
         return self._read is not None and self.code not in codes.BEFORE_THE_PLANES

@@ -155,27 +155,27 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "admin": (16, 6_170),
     "archive": (4, 830),
     "checkpoints": (5, 650),
-    "cli": (31, 8_110),
+    "cli": (31, 8_090),
     "client": (35, 11_090),
-    "engine": (59, 18_470),
+    "engine": (59, 18_460),
     "kafka_marshal": (19, 2_800),
     "metrics": (6, 1_590),
     "node": (19, 4_550),
-    "observe": (17, 5_970),
+    "observe": (17, 5_960),
     "pipeline": (39, 8_490),
     "rationalizer": (57, 10_220),
     "sinks": (10, 2_720),
-    "snapshots": (5, 1_040),
-    "testing": (56, 11_580),
-    "ui": (17, 4_640),
-    "watchdog": (3, 960),
+    "snapshots": (5, 1_030),
+    "testing": (56, 11_540),
+    "ui": (17, 4_620),
+    "watchdog": (3, 940),
 }
 
 #: A ceiling may be higher than what is there by this number of lines.
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (418, 105_380)
+MOST_OF_ALL = (418, 105_320)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

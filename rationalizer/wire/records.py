@@ -64,47 +64,47 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat(Record):
+class LeaseRecord(Record):
+    """What is about one lease begins with it (L3)."""
+
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat(LeaseRecord):
     """I live, and am this far (C5). `epoch` None: take over from my earlier instance (C7).
 
     `last_offset`: the last one done, −1 for nothing, None to say nothing about it (E5).
     """
 
     TYPE: ClassVar[int] = 1
-    topic: str
-    partition: int
     epoch: int | None
     last_offset: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimingPartition(Record):
+class ClaimingPartition(LeaseRecord):
     """I want this lease (C3), and will beat within `heartbeat_interval_ms` (100 … 600,000; C2)."""
 
     TYPE: ClassVar[int] = 2
-    topic: str
-    partition: int
     heartbeat_interval_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class ReleasingPartition(Record):
+class ReleasingPartition(LeaseRecord):
     """I give the lease back (C8), done up to `last_offset` (None: says nothing about it)."""
 
     TYPE: ClassVar[int] = 3
-    topic: str
-    partition: int
     epoch: int
     last_offset: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimingMessages(Record):
+class ClaimingMessages(LeaseRecord):
     """Grant me, and no other client ever, what is not done up to `proposed_last_offset` (C12)."""
 
     TYPE: ClassVar[int] = 4
-    topic: str
-    partition: int
     epoch: int
     proposed_last_offset: int
 
@@ -157,12 +157,10 @@ class HeartbeatBatch(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class CommitRanges(Record):
+class CommitRanges(LeaseRecord):
     """These offsets are done (P3-P5): 1 … 10,000 inclusive (first, last), in any order."""
 
     TYPE: ClassVar[int] = 7
-    topic: str
-    partition: int
     epoch: int
     ranges: tuple[tuple[int, int], ...]
 
@@ -380,15 +378,13 @@ Take = tuple[int, int, bool]
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimingShare(Record):
+class ClaimingShare(LeaseRecord):
     """I want a part of this lease (B3): the key hashes lo … hi, or, without both, batches.
 
     `start`: where the lease begins if the CP does not know it; None: at the earliest offset.
     """
 
     TYPE: ClassVar[int] = 22
-    topic: str
-    partition: int
     heartbeat_interval_ms: int
     lo: int | None = None
     hi: int | None = None
@@ -396,15 +392,13 @@ class ClaimingShare(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class SettlingMessages(Record):
+class SettlingMessages(LeaseRecord):
     """These messages of a lease are done, opened or parked (H3), and `take`: the next batch for me (B5).
 
     `epoch`: of the lease or of a share; None: as an operator. `seen`: the next offset of the sender's replica.
     """
 
     TYPE: ClassVar[int] = 28
-    topic: str
-    partition: int
     epoch: int | None
     seen: int
     done: Done = ()

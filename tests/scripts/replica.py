@@ -31,17 +31,13 @@ from msgpack import packb, unpackb
 from rationalizer import (
     AnswerBarrier,
     BeginCheckpoint,
-    ClaimingMessages,
-    ClaimingPartition,
     ClaimingShare,
-    CommitRanges,
     Heartbeat,
     HeartbeatBatch,
     KeepCheckpoint,
     Lease,
     Outcome,
     Record,
-    ReleasingPartition,
     Rollback,
     SettlingMessages,
     Upgrade,
@@ -50,6 +46,7 @@ from rationalizer import (
 )
 from rationalizer.dump import DumpHeader, DumpRecord, Replay, header_line, record_line, state
 from rationalizer.groups.group import Group, Member
+from rationalizer.wire.records import LeaseRecord
 from tests.scripts.group_cells import (
     CheckpointCellMet,
     GroupCellMet,
@@ -77,15 +74,6 @@ Key = tuple[str, str, int]
 
 ROWS = {(row.record, row.sender, row.nil_epoch): row for row in TRANSITIONS}
 FEW_ENTRIES = 12
-OF_ONE_LEASE = (
-    Heartbeat,
-    ClaimingPartition,
-    ReleasingPartition,
-    ClaimingMessages,
-    CommitRanges,
-    ClaimingShare,
-    SettlingMessages,
-)
 #: The codes in the table's cells; all others are of pauses, progress and values.
 LEASE_CODES = {code for row in TRANSITIONS for code in (row.free, row.fresh, row.unknown, row.stale)}
 
@@ -263,7 +251,7 @@ class Replica:
 
     def _cell(self, record: Record, log_time: int) -> Cell | None:
         """Where the table of transitions has this record; None where it names no lease that was ever held."""
-        if not isinstance(record, OF_ONE_LEASE) or isinstance(record, ClaimingShare | SettlingMessages):
+        if not isinstance(record, LeaseRecord) or isinstance(record, ClaimingShare | SettlingMessages):
             return None
         key = (record.group_id, record.topic, record.partition)
         lease, epoch = self.world.lease(*key), getattr(record, "epoch", None)

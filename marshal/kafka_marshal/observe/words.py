@@ -46,7 +46,7 @@ from rationalizer import (
 )
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.marker import said_by
-from rationalizer.wire.records import Done, Opened, Parked
+from rationalizer.wire.records import Done, LeaseRecord, Opened, Parked
 from rationalizer.wire.wellformed import END, LET_GO, PIN, REACHED_AND_LEAVES, REFUSED, START
 
 if TYPE_CHECKING:
@@ -66,16 +66,6 @@ _OF_GROUP = (
     ConfigureGroup,
     SettleOffsets,
     *_OF_CHECKPOINTS,
-)
-#: Records that name one lease.
-_OF_A_LEASE = (
-    Heartbeat,
-    ClaimingPartition,
-    ReleasingPartition,
-    ClaimingMessages,
-    CommitRanges,
-    ClaimingShare,
-    SettlingMessages,
 )
 
 _MEANS = {row.code: row.means for row in codes.TABLE}
@@ -356,7 +346,7 @@ def reason(
 
 def _reason(outcome: Outcome, record: Record, world: World, before: Span | None) -> str:
     lease = None
-    if isinstance(record, _OF_A_LEASE):
+    if isinstance(record, LeaseRecord):
         lease = world.lease(record.group_id, record.topic, record.partition)
     match outcome.code:
         case codes.OK | codes.REPOSITIONED:
@@ -447,7 +437,7 @@ def _holders_of(lease: Lease) -> str:
 def _wrong_partition(record: Record, world: World) -> str:
     if isinstance(record, HeartbeatBatch):
         return "not all of its leases belong to this partition of the log"
-    if isinstance(record, _OF_A_LEASE):
+    if isinstance(record, LeaseRecord):
         home = route_lease(record.topic, record.partition, world.partitions)
     else:
         home = route_group(record.group_id, world.partitions)

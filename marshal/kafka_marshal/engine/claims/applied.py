@@ -27,13 +27,13 @@ from rationalizer import (
     Heartbeat,
     HeartbeatBatch,
     Outcome,
-    Record,
     ReleaseGroup,
     ReleasingPartition,
     SettlingMessages,
     World,
     codes,
 )
+from rationalizer.wire.records import LeaseRecord
 
 
 class Host(Protocol):
@@ -146,8 +146,8 @@ class LeaseRecords:
                     self._settle_applied(cp, offset, record, outcome, own, now)
             case _:
                 pass
-        if record is not None and (key := _key_of(record)) is not None:
-            self._verify(key, now)
+        if isinstance(record, LeaseRecord):
+            self._verify((record.topic, record.partition), now)
         if outcome.accepted and isinstance(record, Heartbeat | ReleasingPartition) and record.last_offset is not None:
             pause = self._worlds[cp].pause(self.settings.group_id)
             if pause is not None and pause.client_id == record.client_id:
@@ -391,8 +391,3 @@ class LeaseRecords:
     def lets_all_go(self) -> str:
         """Why all partitions are to be released; "": they are not."""
         return DRAINED if self.draining else ""
-
-
-def _key_of(record: Record) -> Key | None:
-    topic, partition = getattr(record, "topic", None), getattr(record, "partition", None)
-    return (topic, partition) if isinstance(topic, str) and isinstance(partition, int) else None

@@ -45,7 +45,7 @@ from kafka_marshal.testing.simulation.ledger import NOT_NEEDED, Accounts, Grante
 from kafka_marshal.testing.simulation.member_invariants import MemberInvariants
 from kafka_marshal.testing.simulation.recorded import Judge, Recorded, state_of
 from kafka_marshal.testing.simulation.scenario import Terms
-from kafka_marshal.testing.simulation.touched import holds, in_flight_of, key_of, name_of, place_of, touched
+from kafka_marshal.testing.simulation.touched import holds, in_flight_of, name_of, place_of
 from kafka_marshal.testing.simulation.violation import Violation
 from kafka_marshal.types import Key
 from rationalizer import (
@@ -255,14 +255,14 @@ class Checks:
             if record is not None:
                 self.accounts.settled(outcome, record, sender)
                 self.counts["takeovers"] += isinstance(record, Heartbeat) and record.epoch is None
-                for key, code in touched(record, outcome):
-                    self._judge_lease(world, key, code, record, sender, sent_at)
+                for (_, topic, partition), code in outcome.leases:
+                    self._judge_lease(world, (topic, partition), code, record, sender, sent_at)
                 if isinstance(record, LeaveGroup) and sender.host.is_admin:
                     self._evicted[record.instance_id.rpartition(".")[0]] = cp, offset
                 if outcome.of_group:
                     self._judge_group(world, outcome, record, sender, sent_at)
                 if isinstance(record, ReleasingPartition):
-                    self.members.released(sender, key_of(record), sent_at)
+                    self.members.released(sender, (record.topic, record.partition), sent_at)
                 if isinstance(record, ForgetGroup) and record.group_id == self._scenario.group_id:
                     self._forgotten(cp)
         if self.members.is_calm:

@@ -9,54 +9,6 @@ from kafka_marshal.ports import Message
 from kafka_marshal.testing.simulation.holdings import holdings
 from kafka_marshal.testing.simulation.living import Living
 from kafka_marshal.types import Key
-from rationalizer import (
-    BeatEntry,
-    ClaimingMessages,
-    ClaimingPartition,
-    ClaimingShare,
-    CommitRanges,
-    Heartbeat,
-    HeartbeatBatch,
-    Outcome,
-    Record,
-    ReleasingPartition,
-    SettlingMessages,
-    codes,
-)
-
-
-def touched(record: Record, outcome: Outcome) -> list[tuple[Key, str]]:
-    """The leases that an accepted record concerns, each with its outcome."""
-    match record:
-        case HeartbeatBatch(entries=entries):
-            answers = zip(entries, outcome.entries or (), strict=True)
-            return [(key_of(entry), code) for entry, code in answers if code in codes.ACCEPTED]
-        case (
-            Heartbeat()
-            | ClaimingPartition()
-            | ReleasingPartition()
-            | ClaimingMessages()
-            | CommitRanges()
-            | ClaimingShare()
-            | SettlingMessages()
-        ):
-            return [(key_of(record), outcome.code)]
-        case _:
-            return []
-
-
-def key_of(
-    record: Heartbeat
-    | ClaimingPartition
-    | ReleasingPartition
-    | ClaimingMessages
-    | CommitRanges
-    | ClaimingShare
-    | SettlingMessages
-    | BeatEntry,
-) -> Key:
-    """The partition of a record or an entry."""
-    return record.topic, record.partition
 
 
 def place_of(message: Message) -> tuple[Key, int]:
