@@ -15,7 +15,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from kafka_marshal.testing.java import find_java
+from kafka_marshal.testing.jars import find_java
 
 __all__ = ["MEMBER", "READER", "Config", "allow", "broker_properties", "certified", "key_store", "login", "password_of"]
 

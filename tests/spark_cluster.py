@@ -12,8 +12,8 @@ import pyspark
 import pytest
 
 from kafka_marshal.pipeline.session import NEEDED_MODULE, NEWEST_JAVA
-from kafka_marshal.testing.java import find_java
-from kafka_marshal.testing.ports import free_ports
+from kafka_marshal.testing.jars import find_java
+from kafka_marshal.testing.layout import free_ports
 from tests.client.conftest import wait_until
 from tests.pipeline.programs import kill_groups
 

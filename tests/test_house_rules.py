@@ -158,7 +158,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "cli": (31, 8_090),
     "client": (35, 11_090),
     "engine": (59, 18_460),
-    "kafka_marshal": (19, 2_800),
+    "kafka_marshal": (16, 2_780),
     "metrics": (6, 1_590),
     "node": (19, 4_550),
     "observe": (17, 5_960),
@@ -166,7 +166,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "rationalizer": (57, 10_220),
     "sinks": (10, 2_720),
     "snapshots": (5, 1_030),
-    "testing": (56, 11_540),
+    "testing": (51, 11_340),
     "ui": (17, 4_620),
     "watchdog": (3, 940),
 }
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (418, 105_320)
+MOST_OF_ALL = (410, 105_090)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

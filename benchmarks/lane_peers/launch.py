@@ -18,8 +18,7 @@ from typing import Any
 
 from benchmarks.lane_peers.work import Order
 from kafka_marshal.testing.errors import LocalBrokerError
-from kafka_marshal.testing.jars import KAFKA_VERSION, resolve
-from kafka_marshal.testing.java import find_java
+from kafka_marshal.testing.jars import KAFKA_VERSION, find_java, resolve
 
 __all__ = ["MissingError", "Outcome", "Starter"]
 

@@ -24,8 +24,7 @@ from types import CodeType
 from typing import cast
 
 from kafka_marshal import arguments
-from kafka_marshal.logs import log
-from kafka_marshal.rate_limit import RateLimit
+from kafka_marshal.logs import RateLimit, log
 
 #: An exception that is raised again and again is logged this often.
 SAID_EVERY_S = 10.0

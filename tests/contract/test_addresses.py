@@ -11,7 +11,7 @@ from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.cli import main
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing import LocalBroker
-from kafka_marshal.testing.ports import free_ports
+from kafka_marshal.testing.layout import free_ports
 
 DIFFERENT = "brokers of different clusters"
 

@@ -20,8 +20,8 @@ import yaml
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from kafka_marshal.client.closing import CLOSE_TIMEOUT_S
+from kafka_marshal.testing.layout import free_ports
 from kafka_marshal.testing.plugin import CoordinationTopic, TopicFactory
-from kafka_marshal.testing.ports import free_ports
 from tests.client.conftest import wait_until
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"

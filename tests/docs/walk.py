@@ -26,7 +26,7 @@ from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
 
-from kafka_marshal.testing.ports import free_ports
+from kafka_marshal.testing.layout import free_ports
 from tests.cli.harness import Terminal
 
 ROOT = Path(__file__).parents[2]

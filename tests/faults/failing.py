@@ -19,8 +19,8 @@ from typing import Any
 from kafka_marshal import Balanced, Consumer, Delivery, Policy, guard
 from kafka_marshal.adapters.kafka.settings import Role, properties
 from kafka_marshal.engine.policies import View, Wishes
+from kafka_marshal.logs import RateLimit
 from kafka_marshal.ports import DataFault, Message
-from kafka_marshal.rate_limit import RateLimit
 from tests.faults import cases
 from tests.faults.crew import WAYS, share
 from tests.faults.endings import CALLBACKS, DELIVERIES, LOOPS, WHAT, a_callback_closes, closed_at_once, opened

@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from kafka_marshal.adapters.kafka.settings import _FORGETS_TOPICS, Role, properties
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.testing import LocalBroker
-from kafka_marshal.testing.fenced import FencedProxy
+from tests.faults.fenced import FencedProxy
 
 TOPIC, PARTITIONS = "fenced", 8
 #: An unpacked wheel of another confluent-kafka to ask instead of the installed one.

@@ -35,8 +35,8 @@ from kafka_marshal.adapters.kafka.settings import Role, properties
 from kafka_marshal.engine.policies import View, Wishes
 from kafka_marshal.errors import AuthenticationError
 from kafka_marshal.guard import SAID_EVERY_S, Guard
-from kafka_marshal.rate_limit import RateLimit
-from kafka_marshal.testing.ports import free_ports
+from kafka_marshal.logs import RateLimit
+from kafka_marshal.testing.layout import free_ports
 from tests.client.conftest import HI, Scene, take, wait_until
 
 MANY = 20_000

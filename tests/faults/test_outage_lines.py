@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from kafka_marshal.adapters.kafka.errors import Troubles
-from kafka_marshal.rate_limit import RateLimitedLog
+from kafka_marshal.logs import RateLimitedLog
 from tests.client.conftest import wait_until
 from tests.faults.stories import HI, TOPIC, answer, member, memory_cluster
 

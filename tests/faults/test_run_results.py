@@ -18,7 +18,7 @@ import pytest
 from kafka_marshal import Attempt, ConfigurationError, Hooks, Retry, errors
 from kafka_marshal.client.handling import Fate, fate_of, is_async
 from kafka_marshal.guard import SAID_EVERY_S
-from kafka_marshal.rate_limit import RateLimit
+from kafka_marshal.logs import RateLimit
 from tests.faults.runs import HOW, Bench, as_handler
 
 pytestmark = pytest.mark.flaky(reruns=0)

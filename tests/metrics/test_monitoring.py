@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal.metrics.rows import CATALOGUE, prometheus_label
-from kafka_marshal.testing.ports import free_ports
+from kafka_marshal.testing.layout import free_ports
 from tests.client.conftest import Scene, wait_until
 from tests.metrics.conftest import ServingWorker
 

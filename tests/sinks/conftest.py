@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from kafka_marshal.sinks import FencedSink, PostgresSink, SqliteSink
-from kafka_marshal.testing.ports import free_ports
-from kafka_marshal.testing.processes import Processes
+from kafka_marshal.testing.broker import Processes
+from kafka_marshal.testing.layout import free_ports
 
 #: Becomes another user (PostgreSQL refuses to run as root), then the program.
 _AS_OTHER = "import os, sys; u, g = map(int, sys.argv[1:3]); os.setgroups([]); os.setgid(g); os.setuid(u); "

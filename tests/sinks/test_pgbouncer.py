@@ -12,7 +12,7 @@ import pytest
 
 from kafka_marshal.errors import SinkError, StaleEpochError
 from kafka_marshal.sinks import PostgresSink, Progress
-from kafka_marshal.testing.ports import free_ports
+from kafka_marshal.testing.layout import free_ports
 from tests.broker.helpers import eventually
 from tests.sinks.conftest import Postgres
 from tests.sinks.test_done_records import message

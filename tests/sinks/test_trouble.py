@@ -16,7 +16,7 @@ import pytest
 
 from kafka_marshal.errors import ConfigurationError, SinkError, StaleEpochError
 from kafka_marshal.sinks import FencedSink, PostgresSink, Progress, SqliteSink
-from kafka_marshal.testing.ports import free_ports
+from kafka_marshal.testing.layout import free_ports
 from tests.broker.helpers import REPOSITORY, eventually
 from tests.sinks.conftest import Kind, Postgres
 

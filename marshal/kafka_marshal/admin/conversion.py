@@ -17,10 +17,10 @@ from kafka_marshal.admin.repositioning import aside_of, move_all, set_around
 from kafka_marshal.admin.session import GroupKind, group_in, kind_in
 from kafka_marshal.admin.topic import below_level
 from kafka_marshal.admin.transfer import Open, check_open, refuse_open, refuse_transactional
-from kafka_marshal.beside import read_json, write_json
 from kafka_marshal.engine.work.copies import Aside
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import AdminError, ConfigurationError
+from kafka_marshal.files import read_json, write_json
 from kafka_marshal.node.jobs import progress_of_all
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.ports import TopicPartition

@@ -15,9 +15,9 @@ from typing import Any, Final, Self, cast
 from urllib.parse import quote
 
 from kafka_marshal import arguments
-from kafka_marshal.beside import read_json, write_json
 from kafka_marshal.engine.work.topic_mark import split, why_lost
 from kafka_marshal.errors import AdminError, ConfigurationError
+from kafka_marshal.files import read_json, write_json
 from kafka_marshal.ports import Cluster, FaultKind, TopicPartition
 from kafka_marshal.runtime import is_moment
 from kafka_marshal.types import Target

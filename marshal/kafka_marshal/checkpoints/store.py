@@ -21,7 +21,7 @@ from kafka_marshal import arguments
 from kafka_marshal.checkpoints.types import Checkpoint, CheckpointPiece, RestorePiece, has_key
 from kafka_marshal.errors import StateError, StateMissingError, StateSplitError
 from kafka_marshal.files import Files, FilesError
-from kafka_marshal.rate_limit import RateLimitedLog
+from kafka_marshal.logs import RateLimitedLog
 from rationalizer.limits import MAX_KEY_HASH
 
 #: Of a group, of a topic, of a partition: the last one has all its states.

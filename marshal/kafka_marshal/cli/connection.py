@@ -11,10 +11,10 @@ import click
 
 from kafka_marshal.cli.output import warnings_from_the_library
 from kafka_marshal.errors import MarshalError, TopicMissingError
+from kafka_marshal.logs import visible
 from kafka_marshal.observe.names import near
 from kafka_marshal.observe.text import span
 from kafka_marshal.topic_names import snapshots_topic
-from kafka_marshal.visible import visible
 
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin, Pause

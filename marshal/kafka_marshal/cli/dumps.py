@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from kafka_marshal.beside import file_beside
 from kafka_marshal.cli.app import command, say_error
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.errors import MarshalError
+from kafka_marshal.files import file_beside
 from kafka_marshal.topic_names import snapshots_topic
 from rationalizer.levels import SUPPORTED_LEVEL
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import get_completion_class
 
-from kafka_marshal.beside import refuse_url
 from kafka_marshal.cli.app import COMPLETION_VARIABLE, PROGRAM, command, root
 from kafka_marshal.cli.failures import DONE, WRONG_USE, CommandError
 from kafka_marshal.cli.output import print_json_line, say
+from kafka_marshal.files import refuse_url
 from kafka_marshal.observe.text import span
 from kafka_marshal.topic_names import DEFAULT_TOPIC
 

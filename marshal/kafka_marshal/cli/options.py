@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kafka_marshal.cli.failures import WRONG_USE, CommandError
+from kafka_marshal.logs import visible
 from kafka_marshal.observe.text import is_absolute, parse_span, parse_time, span, time_text
 from kafka_marshal.secret import values_of
 from kafka_marshal.topic_names import DEFAULT_TOPIC, is_topic_name
-from kafka_marshal.visible import visible
 
 if TYPE_CHECKING:
     from kafka_marshal.observe.log import Source

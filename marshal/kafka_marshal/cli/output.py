@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from kafka_marshal.cli.app import paint
-from kafka_marshal.visible import visible
+from kafka_marshal.logs import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,7 +17,7 @@ from kafka_marshal.cli.archive import archive_option, history_of
 from kafka_marshal.cli.failures import DONE, WRONG_USE, CommandError
 from kafka_marshal.cli.output import print_json_line, say, warnings_from_the_library
 from kafka_marshal.extras import needs
-from kafka_marshal.visible import visible
+from kafka_marshal.logs import visible
 
 if TYPE_CHECKING:
     from kafka_marshal.admin.stored_message import StoredMessage

@@ -26,11 +26,10 @@ from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.topic_mark import counts_in, kafka_counts
 from kafka_marshal.engine.work.tracker import beyond
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError, KeyRangeError, MarshalError
-from kafka_marshal.logs import Event, log
+from kafka_marshal.logs import Event, RateLimit, log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.jobs import Job
 from kafka_marshal.ports import TopicInfo
-from kafka_marshal.rate_limit import RateLimit
 from kafka_marshal.types import Key
 from rationalizer import Outcome, Progress
 

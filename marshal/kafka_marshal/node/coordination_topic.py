@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from shlex import quote
 
@@ -70,17 +70,25 @@ def required_settings(brokers: int) -> dict[str, str]:
     return settings
 
 
-def find_problems(config: TopicConfig) -> list[Problem]:
-    """All settings in which the topic differs from L1, the fatal ones first."""
+def _problems(
+    config: TopicConfig, fixed: Iterable[tuple[str, str, str]], least_bytes: int, large: str, *, fatal: bool
+) -> list[Problem]:
+    """Settings that are not as fixed, or too small for what is large here."""
     problems = [
-        Problem(name, config.settings.get(name, "unknown"), wanted, why, fatal=True)
-        for name, wanted, why in _FIXED
+        Problem(name, config.settings.get(name, "unknown"), wanted, why, fatal)
+        for name, wanted, why in fixed
         if config.settings.get(name) != wanted
     ]
     size = config.settings.get("max.message.bytes", "0")
-    if int(size) < MAX_MESSAGE_BYTES:
-        why = "large records would be refused by the broker"
-        problems.append(Problem("max.message.bytes", size, f"at least {MAX_MESSAGE_BYTES}", why, fatal=True))
+    if int(size) < least_bytes:
+        why = f"large {large} would be refused by the broker"
+        problems.append(Problem("max.message.bytes", size, f"at least {MAX_MESSAGE_BYTES}", why, fatal))
+    return problems
+
+
+def find_problems(config: TopicConfig) -> list[Problem]:
+    """All settings in which the topic differs from L1, the fatal ones first."""
+    problems = _problems(config, _FIXED, MAX_MESSAGE_BYTES, "records", fatal=True)
     replicas = config.settings.get("min.insync.replicas", "1")
     if config.replication_factor >= 3 and int(replicas) < 2:
         why = "an acknowledged claim could be lost with one broker"
@@ -100,15 +108,8 @@ def find_snapshot_problems(config: TopicConfig, partitions: int) -> list[Problem
 
     partitions: of the coordination topic.
     """
-    problems = [
-        Problem(name, config.settings.get(name, "unknown"), wanted, why, fatal=False)
-        for name, wanted, why in _FIXED_FOR_SNAPSHOTS
-        if config.settings.get(name) != wanted
-    ]
-    size = config.settings.get("max.message.bytes", "0")
-    if int(size) < MAX_RECORD_BYTES + RECORD_OVERHEAD:
-        why = "large snapshots would be refused by the broker"
-        problems.append(Problem("max.message.bytes", size, f"at least {MAX_MESSAGE_BYTES}", why, fatal=False))
+    least_bytes = MAX_RECORD_BYTES + RECORD_OVERHEAD
+    problems = _problems(config, _FIXED_FOR_SNAPSHOTS, least_bytes, "snapshots", fatal=False)
     if config.info.partitions != partitions:
         why = "it is not used: snapshots of a partition are kept in the partition of the same number"
         problems.append(Problem("partitions", str(config.info.partitions), str(partitions), why, fatal=False))

@@ -13,6 +13,7 @@ from typing import TypeVar
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import KafkaUnavailableError
+from kafka_marshal.logs import RateLimitedLog
 from kafka_marshal.node.config import START_TIMEOUT_S
 from kafka_marshal.node.effects import AppendFailures, Appends, Effects
 from kafka_marshal.node.engine_lock import EngineLock, LockUse, under_lock
@@ -27,7 +28,6 @@ from kafka_marshal.node.replica import Begin, Listener, Replica
 from kafka_marshal.node.serving import EndedError, Servants
 from kafka_marshal.node.upkeep import Upkeep
 from kafka_marshal.ports import Cluster, FaultKind, TailBatch
-from kafka_marshal.rate_limit import RateLimitedLog
 from kafka_marshal.runtime import Condition, Thread, is_ours
 from rationalizer import Outcome, ReleaseGroup
 from rationalizer.log_hash import LogHash

@@ -31,7 +31,7 @@ from kafka_marshal.engine.effects import (
 from kafka_marshal.engine.groups.checkpoints.cuts import places
 from kafka_marshal.errors import AuthorizationError, MarshalError
 from kafka_marshal.guard import report
-from kafka_marshal.logs import log
+from kafka_marshal.logs import RateLimitedLog, log
 from kafka_marshal.node.engine_lock import ConsumerPort, EngineLock
 from kafka_marshal.node.events import Events
 from kafka_marshal.node.pacing import Pacing
@@ -39,7 +39,6 @@ from kafka_marshal.node.pulse import place_of
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.ports import Ack, Appender, Cluster
-from kafka_marshal.rate_limit import RateLimitedLog
 from kafka_marshal.rights import grant
 from kafka_marshal.runtime import Executor, Runtime
 from kafka_marshal.types import Key

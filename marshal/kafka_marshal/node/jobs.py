@@ -23,7 +23,7 @@ from kafka_marshal.errors import (
     MarshalError,
     SnapshotDifferenceError,
 )
-from kafka_marshal.logs import log
+from kafka_marshal.logs import RateLimitedLog, log
 from kafka_marshal.node.coordination_topic import find_problems, topic_option
 from kafka_marshal.node.engine_lock import EngineLock
 from kafka_marshal.node.events import Events
@@ -41,7 +41,6 @@ from kafka_marshal.node.topics import (
     TopicWatch,
 )
 from kafka_marshal.ports import Cluster, TopicInfo, TopicPartition
-from kafka_marshal.rate_limit import RateLimitedLog
 from kafka_marshal.runtime import Condition
 from kafka_marshal.snapshots.publisher import SnapshotKeeper
 from kafka_marshal.snapshots.reader import SnapshotReader

@@ -250,7 +250,7 @@ class LogKeeper(Job):
         return now is not None and now <= keep_ms and not self._life.ended
 
 
-class _Around:
+class Around:
     """Passes everything else to the real one."""
 
     def __init__(self, real: Any) -> None:
@@ -260,7 +260,7 @@ class _Around:
         return getattr(self._real, name)
 
 
-class _GentleCluster(_Around):
+class _GentleCluster(Around):
     """A cluster whose tails leave time to others, and end with the member."""
 
     def __init__(self, real: Cluster, life: Life) -> None:
@@ -271,7 +271,7 @@ class _GentleCluster(_Around):
         return cast("Tail", _GentleTail(self._real.tail(topic, positions), self._real.runtime, self._life))
 
 
-class _GentleTail(_Around):
+class _GentleTail(Around):
     def __init__(self, real: Tail, runtime: Runtime, life: Life) -> None:
         super().__init__(real)
         self._runtime = runtime

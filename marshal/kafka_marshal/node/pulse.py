@@ -11,8 +11,7 @@ import threading
 from functools import partial
 
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.logs import log
-from kafka_marshal.rate_limit import RateLimit
+from kafka_marshal.logs import RateLimit, log
 from kafka_marshal.runtime import Runtime, is_ours
 
 #: Of several outages in a row, one is logged in this time (ms).

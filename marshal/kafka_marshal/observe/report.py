@@ -10,8 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from kafka_marshal.beside import file_beside
-from kafka_marshal.visible import visible
+from kafka_marshal.files import file_beside
+from kafka_marshal.logs import visible
 
 __all__ = ["Report"]
 

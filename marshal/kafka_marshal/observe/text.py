@@ -1,7 +1,7 @@
 """Times, spans and amounts as text, and times and spans parsed.
 
 Any client that may append to the topic can write ids. So all text from the log goes through
-:func:`~kafka_marshal.visible.visible` before it is printed (JSON escapes by itself).
+:func:`~kafka_marshal.logs.visible` before it is printed (JSON escapes by itself).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from kafka_marshal.visible import visible
+from kafka_marshal.logs import visible
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -30,7 +30,7 @@ from kafka_marshal.pipeline.kafka_options import kafka_options
 from kafka_marshal.secret import HIDDEN, is_secret
 from kafka_marshal.testing import jars
 from kafka_marshal.testing.errors import JarsMissingError, JavaMissingError
-from kafka_marshal.testing.java import find_java
+from kafka_marshal.testing.jars import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

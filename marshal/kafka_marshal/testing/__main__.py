@@ -16,8 +16,7 @@ import time
 
 from kafka_marshal.testing.broker import LocalBroker
 from kafka_marshal.testing.errors import BrokerDiedError, LocalBrokerError
-from kafka_marshal.testing.jars import broker_jars, connector_jars
-from kafka_marshal.testing.java import find_java
+from kafka_marshal.testing.jars import broker_jars, connector_jars, find_java
 from kafka_marshal.testing.layout import ready_classes
 
 #: How long the broker may take to start, and then to end and write the archive: seconds on an idle machine.

@@ -26,6 +26,7 @@ from enum import StrEnum
 from typing import Any
 
 from kafka_marshal.adapters.opening import announced
+from kafka_marshal.node.log_keeper import Around
 from kafka_marshal.ports import (
     Ack,
     Appender,
@@ -232,17 +233,7 @@ def dying(bootstrap_servers: str, doom: Doom | None, sent: Sent | None = None) -
         yield
 
 
-class _Around:
-    """Passes everything else to the real one."""
-
-    def __init__(self, real: Any) -> None:
-        self._real = real
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-
-class _Cluster(_Around):
+class _Cluster(Around):
     def __init__(self, real: Cluster, doom: Doom, sent: Sent | None) -> None:
         super().__init__(real)
         self._doom = doom
@@ -297,7 +288,7 @@ def _call(doom: Doom, step: str) -> Iterator[None]:
     doom.at(step, CallMoment.RETURNED)
 
 
-class _TransactionalProducer(_Around):
+class _TransactionalProducer(Around):
     def __init__(self, real: TransactionalProducer, doom: Doom) -> None:
         super().__init__(real)
         self._doom = doom
@@ -323,7 +314,7 @@ class _TransactionalProducer(_Around):
             self._real.abort(timeout_s)
 
 
-class _Appender(_Around):
+class _Appender(Around):
     def __init__(self, real: Appender, doom: Doom, own: set[bytes], sent: Sent | None) -> None:
         super().__init__(real)
         self._doom = doom
@@ -354,7 +345,7 @@ class _Appender(_Around):
         self._doom.at(step, Moment.APPENDED)
 
 
-class _Tail(_Around):
+class _Tail(Around):
     def __init__(self, real: Tail, doom: Doom, own: set[bytes]) -> None:
         super().__init__(real)
         self._doom = doom
@@ -376,7 +367,7 @@ class _Tail(_Around):
         return batch
 
 
-class _DataReader(_Around):
+class _DataReader(Around):
     def __init__(self, real: DataReader, doom: Doom) -> None:
         super().__init__(real)
         self._doom = doom

@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 
 from kafka_marshal import arguments
 from kafka_marshal.testing.errors import LocalBrokerError
-from kafka_marshal.testing.ports import LOOPBACK, free_ports
+from kafka_marshal.testing.layout import LOOPBACK, free_ports
 
 _CHUNK = 65_536
 #: Buffer of a stalled direction of one connection before its sender is blocked: about 1 MB.

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from kafka_marshal.logs import visible
 from kafka_marshal.observe.checkpoints import CheckpointHistory, Ended, Taken, happened_text, seen_by
 from kafka_marshal.observe.rows import place_text
-from kafka_marshal.visible import visible
 from rationalizer import Group, Outcome, World
 
 #: The most cuts of a partition, and the most marks of a group, that are kept: the last ones.

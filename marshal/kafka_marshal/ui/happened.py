@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
 
+from kafka_marshal.logs import visible
 from kafka_marshal.observe.text import span
 from kafka_marshal.ui.fold import GroupHistory, History
 from kafka_marshal.ui.index import Event
 from kafka_marshal.ui.moments import LISTED, LOOKED_AT, Moment
-from kafka_marshal.visible import visible
 from rationalizer.history import BEFORE, End, Span
 
 #: Changes of owners within this time (ms) belong to one rebalance of a claimed group.

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from xxhash import xxh3_128_hexdigest
 
-from kafka_marshal.beside import file_beside
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.files import file_beside
 from kafka_marshal.instance import release
 from kafka_marshal.logs import log
 from kafka_marshal.observe.log import Log

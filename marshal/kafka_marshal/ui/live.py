@@ -16,7 +16,7 @@ from typing import Any, Final
 from kafka_marshal.admin.open_messages import OpenMessage, describe, messages_of, state_of
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.instance import Instance
-from kafka_marshal.logs import log
+from kafka_marshal.logs import log, visible
 from kafka_marshal.observe.holes import Holding, holdings_of
 from kafka_marshal.observe.log import Source
 from kafka_marshal.observe.payload import short
@@ -30,7 +30,6 @@ from kafka_marshal.ui.archive import Archive
 from kafka_marshal.ui.fold import History
 from kafka_marshal.ui.folding import RETRY_S
 from kafka_marshal.ui.moments import member_json, natural, waits_json
-from kafka_marshal.visible import visible
 from rationalizer.holes import Hole
 from rationalizer.limits import MAX_KEY_HASH
 

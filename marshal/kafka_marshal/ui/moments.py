@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from kafka_marshal.instance import Instance
+from kafka_marshal.logs import visible
 from kafka_marshal.observe.ownership import Moment as Asked
 from kafka_marshal.observe.ownership import ended_text, moment_text, span_json
 from kafka_marshal.observe.rows import STATES, place_text
@@ -24,7 +25,6 @@ from kafka_marshal.observe.text import count, time_text
 from kafka_marshal.ui.fold import GroupHistory, History, Pausing
 from kafka_marshal.ui.index import KeySpans, Sample
 from kafka_marshal.ui.shares import Sharing, gaps, shared_at, shared_text
-from kafka_marshal.visible import visible
 from rationalizer import codes
 from rationalizer.history import BEFORE, Span
 from rationalizer.holes import NO_KEY

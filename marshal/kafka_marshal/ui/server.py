@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from kafka_marshal.admin.stored_message import StoredMessage
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.instance import release
+from kafka_marshal.logs import visible
 from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.payload import MOST_BYTES, short, shown
 from kafka_marshal.ports import TopicPartition
@@ -29,7 +30,6 @@ from kafka_marshal.ui.guard import Guard
 from kafka_marshal.ui.live import Live
 from kafka_marshal.ui.moments import Moment
 from kafka_marshal.ui.steering import ACTIONS, Steering
-from kafka_marshal.visible import visible
 
 #: Returns the message of a data partition at an offset (*blocking*).
 ReadMessage = Callable[[TopicPartition, int], StoredMessage]

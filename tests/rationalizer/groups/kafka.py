@@ -11,8 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from kafka_marshal.testing.jars import broker_jars
-from kafka_marshal.testing.java import find_java
+from kafka_marshal.testing.jars import broker_jars, find_java
 from kafka_marshal.testing.layout import JVM_OPTIONS
 from rationalizer.groups.lots import NOBODY
 

@@ -26,8 +26,8 @@ from kafka_marshal.errors import (
     MarshalError,
 )
 from kafka_marshal.guard import Guard, report
+from kafka_marshal.logs import RateLimit
 from kafka_marshal.ports import FaultKind
-from kafka_marshal.rate_limit import RateLimit
 from kafka_marshal.secret import hide
 from rationalizer.travel import Travels
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from kafka_marshal.beside import FolderBeside, refuse_url
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.files import FolderBeside, refuse_url
 from kafka_marshal.pipeline.audit.files import TableFiles
 from kafka_marshal.pipeline.audit.findings import Findings, PartitionFindings, Violation
 from kafka_marshal.pipeline.audit.invariants import Kind

@@ -15,8 +15,8 @@ from kafka_marshal import guard
 from kafka_marshal.adapters.memory import MemoryBroker
 from kafka_marshal.adapters.opening import announced
 from kafka_marshal.errors import MarshalError
+from kafka_marshal.logs import RateLimit
 from kafka_marshal.node.coordination_topic import required_settings
-from kafka_marshal.rate_limit import RateLimit
 from kafka_marshal.testing.simulation.batch_checks import BatchChecks, is_waiting
 from kafka_marshal.testing.simulation.checks import Checks
 from kafka_marshal.testing.simulation.clients import Clients

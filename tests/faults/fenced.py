@@ -12,7 +12,7 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator, Iterable, Mapping
 
-from kafka_marshal.testing.ports import LOOPBACK
+from kafka_marshal.testing.layout import LOOPBACK
 from kafka_marshal.testing.proxy import TcpProxy
 
 #: Fetch, and its first version whose answers have addresses of leaders.
