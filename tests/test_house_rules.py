@@ -153,8 +153,8 @@ def test_no_function_is_too_long() -> None:
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (20, 5_620),
     "admin": (16, 6_170),
-    "archive": (4, 830),
-    "checkpoints": (5, 650),
+    "archive": (3, 820),
+    "checkpoints": (3, 630),
     "cli": (31, 8_090),
     "client": (35, 11_090),
     "engine": (59, 18_460),
@@ -162,9 +162,9 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "metrics": (6, 1_590),
     "node": (19, 4_550),
     "observe": (17, 5_960),
-    "pipeline": (39, 8_490),
+    "pipeline": (21, 8_080),
     "rationalizer": (57, 10_220),
-    "sinks": (10, 2_720),
+    "sinks": (7, 2_710),
     "snapshots": (5, 1_030),
     "testing": (51, 11_340),
     "ui": (17, 4_620),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (410, 105_090)
+MOST_OF_ALL = (386, 104_630)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -27,8 +27,8 @@ from tests.test_house_rules import (
 RULE_LETTERS = "".join(sorted(set(re.findall(r"^- \*\*([A-Z])\d+\*\*", PROTOCOL, re.MULTILINE))))
 RULE_NUMBER = re.compile(rf"\b[{RULE_LETTERS}]\d{{1,2}}\b")
 MAY_NAME_RULES = (
-    *("rationalizer", "kafka_marshal.testing", "kafka_marshal.pipeline.audit.observer"),
-    *("kafka_marshal.pipeline.audit.share_observer", "kafka_marshal.pipeline.audit.hole_observer"),
+    *("rationalizer", "kafka_marshal.testing"),
+    *("kafka_marshal.pipeline.audit.observer", "kafka_marshal.pipeline.audit.hole_observer"),
 )
 
 

@@ -17,12 +17,12 @@ from kafka_marshal.adapters import kafka
 from kafka_marshal.archive import ArchivedLog
 from kafka_marshal.observe.log import Source
 from kafka_marshal.observe.text import time_text
-from kafka_marshal.pipeline.audit.archived import read_archive
 from kafka_marshal.pipeline.audit.audit import Audit
 from kafka_marshal.pipeline.audit.findings import Findings
 from kafka_marshal.pipeline.audit.invariants import Kind
-from kafka_marshal.pipeline.audit.job import Runner
+from kafka_marshal.pipeline.audit.kafka import read_archive
 from kafka_marshal.pipeline.audit.sources import DumpSource, Opened
+from kafka_marshal.pipeline.audit.task import Runner
 from kafka_marshal.ui.archive import Archive as PageArchive
 from kafka_marshal.ui.archive import read_around, read_kafka
 from kafka_marshal.ui.fold import History

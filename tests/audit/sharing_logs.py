@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from kafka_marshal.pipeline.audit.audit import stitch
+from kafka_marshal.pipeline.audit.files import TABLES
 from kafka_marshal.pipeline.audit.invariants import Kind
 from kafka_marshal.pipeline.audit.observer import Observer
-from kafka_marshal.pipeline.audit.schemas import TABLES
-from kafka_marshal.pipeline.audit.stitch import stitch
 from kafka_marshal.pipeline.audit.task import TaskResult
 from rationalizer import Record, Upgrade, World, encode
 from rationalizer.plane import Entry
@@ -41,9 +41,8 @@ def tables_of(log: Sequence[Entry], cuts: Sequence[int] = (), world_type: type[W
         observer.replay(log[begin:end])
         observer.finish()
         results.append(TaskResult(len(results), 0, world.next_offset, world.log_time, 4, "", loose=observer.loose))
-    stitched = stitch(results)
-    for table in ("ownership", "takeovers", "assignments", "shares", "holes"):
-        write(table, getattr(stitched, table))
+    for table, rows in stitch(results).rows.items():
+        write(table, rows)
     return found
 
 

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from kafka_marshal.errors import AuditError, ConfigurationError
-from kafka_marshal.pipeline.audit import dumps
+from kafka_marshal.pipeline.audit import sources
 from kafka_marshal.pipeline.audit.audit import Audit
 from kafka_marshal.pipeline.audit.invariants import Kind
-from kafka_marshal.pipeline.audit.job import InProcess, OnSpark
 from kafka_marshal.pipeline.audit.owners import handled_by, owned_by
 from kafka_marshal.pipeline.audit.sources import DumpSource, ParquetSource
+from kafka_marshal.pipeline.audit.task import InProcess, OnSpark
 from rationalizer.dump import DumpError
 from tests.audit import broken
 from tests.audit.logs import WholeLog, forged, random_log
@@ -97,7 +97,7 @@ _divide.__module__ = "__main__"
 
 
 def test_a_dump_is_read_in_parts(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dumps, "_LEAST_BYTES", 5_000)
+    monkeypatch.setattr(sources, "_LEAST_BYTES", 5_000)
     log = random_log(12, 700)
     path = log.write_dump(tmp_path / "log.jsonl")
     assert path.stat().st_size > 20_000
@@ -111,7 +111,7 @@ def test_a_dump_is_read_in_parts(spark: SparkSession, tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("line", [3, 700, 1400], ids=["first part", "in the middle", "last part"])
 def test_a_bad_line_is_named_by_its_number(line: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a replay (D1), whichever part it is in."""
-    monkeypatch.setattr(dumps, "_LEAST_BYTES", 5_000)
+    monkeypatch.setattr(sources, "_LEAST_BYTES", 5_000)
     monkeypatch.setattr(InProcess, "parallelism", 2)
     path = random_log(12, 700).write_dump(tmp_path / "log.jsonl")
     lines = path.read_bytes().splitlines(keepends=True)
@@ -123,7 +123,7 @@ def test_a_bad_line_is_named_by_its_number(line: int, tmp_path: Path, monkeypatc
 
 
 def test_a_dump_whose_parts_are_not_in_order_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dumps, "_LEAST_BYTES", 5_000)
+    monkeypatch.setattr(sources, "_LEAST_BYTES", 5_000)
     monkeypatch.setattr(InProcess, "parallelism", 2)
     path = random_log(12, 700).write_dump(tmp_path / "log.jsonl")
     lines = path.read_bytes().splitlines(keepends=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kafka_marshal.pipeline.audit import plots
+from kafka_marshal.pipeline.audit import report
 from kafka_marshal.pipeline.audit.audit import Audit
 from kafka_marshal.pipeline.audit.findings import Findings
 from kafka_marshal.pipeline.audit.report import _lease_name, write_report
@@ -52,7 +53,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
         figures.append(figure)
         return "data:,"
 
-    monkeypatch.setattr(plots, "_png", keep)
+    monkeypatch.setattr(report, "_png", keep)
     return figures
 
 
@@ -64,6 +65,15 @@ def test_a_page_of_one_group_is_silent_on_the_others(findings: Findings, tmp_pat
     assert "billing" not in page and "delays: flights/0" in page
     assert set(findings.waits("delays")) == {"handed over", "replaced"}
     assert findings.waits("billing") == {}
+
+
+def test_each_column_of_a_table_has_one_title(findings: Findings, tmp_path: Path) -> None:
+    page = write_report(findings, tmp_path / "page.html").read_text()
+    tables = page.split("<table>")[1:]
+    assert len(tables) >= 3
+    for table in tables:
+        head, row = re.findall(r"<tr>.*?</tr>", table)[:2]
+        assert head.count("<th") == row.count("<td"), head
 
 
 def test_handovers_and_takeovers_have_a_scale_each(findings: Findings, tmp_path: Path, drawn: list[Figure]) -> None:
@@ -86,11 +96,11 @@ def test_times_are_the_clocks(findings: Findings, tmp_path: Path, drawn: list[Fi
 
 @pytest.mark.parametrize("end", [2**62, 253_402_400_000_000])
 def test_times_that_no_calendar_reaches_are_drawn_too(end: int) -> None:
-    assert plots.bars([plots.Bar("g: t/0", "a", 5, end)]).startswith("data:image/png")
+    assert report.bars([report.Bar("g: t/0", "a", 5, end)]).startswith("data:image/png")
 
 
 def test_the_legend_says_whose_colours_are_the_same(drawn: list[Figure]) -> None:
-    plots.bars([plots.Bar("g: t/0", f"w{number}", number, number + 1) for number in range(19)])
+    report.bars([report.Bar("g: t/0", f"w{number}", number, number + 1) for number in range(19)])
     legend = drawn[0].axes[0].get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()][:4] == [

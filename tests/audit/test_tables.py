@@ -13,9 +13,9 @@ import pytest
 
 from kafka_marshal.pipeline.audit import observer as observer_module
 from kafka_marshal.pipeline.audit.audit import Audit
+from kafka_marshal.pipeline.audit.files import TABLES
 from kafka_marshal.pipeline.audit.findings import Findings
 from kafka_marshal.pipeline.audit.observer import Observer
-from kafka_marshal.pipeline.audit.schemas import TABLES
 from kafka_marshal.pipeline.audit.sources import DumpSource
 from rationalizer import World
 from rationalizer.dump import Replay

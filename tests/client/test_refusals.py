@@ -15,7 +15,7 @@ import pytest
 from kafka_marshal import Admin, Balanced, CheckpointPolicy, ConfigurationError, KeyRangeError, Marshal, Retry, aio
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.node.coordination_topic import required_settings
-from kafka_marshal.pipeline.source_options import SourceOptions
+from kafka_marshal.pipeline.source import SourceOptions
 from rationalizer import ConfigureGroup, SettleOffsets, SettlingMessages, Upgrade, decode, encode
 from rationalizer.levels import SHARING_LEVEL
 from rationalizer.limits import MAX_KEY_HASH

@@ -6,7 +6,7 @@ from tests.mutants.mutation import Mutation
 
 __all__ = ["AUDIT"]
 
-_ENDS = "self._end(watched, gone, EXPIRED, at)"
+_ENDS = "self._end(watched, gone, EXPIRED)"
 _FOLLOWS = "if mine is not None and state is not None and len(state) == len(shares):"
 
 AUDIT: tuple[Mutation, ...] = (
@@ -30,8 +30,8 @@ AUDIT: tuple[Mutation, ...] = (
     Mutation(
         "a sharer's settle is no beat for the audit",
         "ShareObserver.of_sharer",
-        "share.last_beat = at[1]",
-        "share.last_beat = share.last_beat if kind == SettlingMessages.TYPE else at[1]",
+        "share.last_beat = log_time",
+        "share.last_beat = share.last_beat if kind == SettlingMessages.TYPE else log_time",
         "H3",
     ),
     Mutation("the audit trusts the state's shares", "ShareObserver.compare", _FOLLOWS, "if state is not None:", "B1"),

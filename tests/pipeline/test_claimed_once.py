@@ -10,7 +10,7 @@ from kafka_marshal import ConfigurationError, Delivery, Marshal
 from kafka_marshal.errors import AlreadyReadError
 from kafka_marshal.pipeline import claimed
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
-from kafka_marshal.pipeline.once import Gate
+from kafka_marshal.pipeline.reading import Gate
 from tests.client.conftest import Scene
 from tests.pipeline.conftest import wait_until_takeable
 from tests.pipeline.test_claimed import Seen, everything, evict, slow, stables

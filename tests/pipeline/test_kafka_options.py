@@ -10,7 +10,7 @@ import pytest
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.pipeline.reading import check_options, check_properties
 from kafka_marshal.pipeline.session import kafka_options
-from kafka_marshal.pipeline.source_options import SourceOptions
+from kafka_marshal.pipeline.source import SourceOptions
 
 KEY = "-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY-----\n"
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIC\n-----END CERTIFICATE-----\n"

@@ -32,11 +32,11 @@ from kafka_marshal.pipeline.source import (
     Piece,
     ReadAllAvailable,
     ReadMaxRows,
+    SourceOptions,
     cut,
     read_piece,
     rows_of,
 )
-from kafka_marshal.pipeline.source_options import SourceOptions
 from tests.client.conftest import HI, Scene, wait_until
 from tests.pipeline.conftest import wait_until_takeable
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.pipeline.source_rows import to_arrow
+from kafka_marshal.pipeline.source import to_arrow
 from kafka_marshal.runtime import LEAST_STAMP_MS, MOST_STAMP_MS, is_moment
 
 #: librdkafka's timestamp types.

@@ -27,8 +27,8 @@ from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.admin import Admin
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.pipeline.audit.kafka import KafkaSource
-from kafka_marshal.pipeline.kafka_options import kafka_options
-from kafka_marshal.pipeline.source_options import SourceOptions
+from kafka_marshal.pipeline.session import kafka_options
+from kafka_marshal.pipeline.source import SourceOptions
 from kafka_marshal.secret import HIDDEN, hide, is_secret, scrub, values_of
 from kafka_marshal.sinks import PostgresSink
 from kafka_marshal.testing.layout import BrokerLayout

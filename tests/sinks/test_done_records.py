@@ -18,7 +18,8 @@ from kafka_marshal.client.attempt import GroupKind, current
 from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import SinkError, StaleEpochError, WrongEpochKindError
 from kafka_marshal.sinks import FencedSink, PostgresSink, Progress
-from kafka_marshal.sinks.done_records import MERGE_EVERY, DoneRecords, interval_merged
+from kafka_marshal.sinks.claims import interval_merged
+from kafka_marshal.sinks.database import MERGE_EVERY, DoneRecords
 from tests.broker.helpers import eventually
 from tests.sinks.conftest import Kind, Postgres
 

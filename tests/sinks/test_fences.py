@@ -17,7 +17,7 @@ from kafka_marshal import Message
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.errors import ConfigurationError, LeaseLostError, SinkError, StaleEpochError, WrongEpochKindError
 from kafka_marshal.sinks import FencedSink, PostgresSink, Progress
-from kafka_marshal.sinks.fences import SPLIT, all_keys, covers_all, entered, epoch_at
+from kafka_marshal.sinks.claims import SPLIT, all_keys, covers_all, entered, epoch_at
 from kafka_marshal.types import SharedEpoch
 from rationalizer import key_hash
 from rationalizer.limits import MAX_KEY_HASH

@@ -13,8 +13,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Final
 
-from kafka_marshal.archive.joined import ArchivedLog
-from kafka_marshal.archive.stored import Archive, Draft, FileName, Part, Run, join
+from kafka_marshal.archive.stored import Archive, ArchivedLog, Draft, FileName, Part, Run, join
 from kafka_marshal.errors import ArchiveError, LogCutError
 from kafka_marshal.observe.log import Log
 from kafka_marshal.ports import Cluster, LogEntry

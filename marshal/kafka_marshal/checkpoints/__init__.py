@@ -10,9 +10,7 @@
 ...         counts[piece.partition] = json.loads(states.load(piece) or b"{}")
 """
 
-from kafka_marshal.checkpoints.bucket import Bucket
-from kafka_marshal.checkpoints.folder import Folder
-from kafka_marshal.checkpoints.store import SavedPart, Store
+from kafka_marshal.checkpoints.store import Bucket, Folder, SavedPart, Store
 from kafka_marshal.checkpoints.types import (
     Checkpoint,
     CheckpointPiece,

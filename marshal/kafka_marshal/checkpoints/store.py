@@ -1,4 +1,4 @@
-"""A store of states: how they are named, found again for a piece, and deleted once no checkpoint needs them.
+"""Stores of states, in a folder or a bucket: how states are named, found again for a piece, and deleted in the end.
 
 A state is named by group, topic, partition, the keys of the piece that was saved, and the checkpoint id. Key shares may
 be cut again, so the state of a piece can lie in several files, and a file can have keys that are others' by now.
@@ -6,10 +6,11 @@ be cut again, so the state of a piece can lie in several files, and a file can h
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
 from shlex import quote
@@ -19,8 +20,8 @@ from xxhash import xxh3_64_intdigest
 
 from kafka_marshal import arguments
 from kafka_marshal.checkpoints.types import Checkpoint, CheckpointPiece, RestorePiece, has_key
-from kafka_marshal.errors import StateError, StateMissingError, StateSplitError
-from kafka_marshal.files import Files, FilesError
+from kafka_marshal.errors import ConfigurationError, StateError, StateMissingError, StateSplitError
+from kafka_marshal.files import BucketFiles, Files, FilesError, FolderFiles
 from kafka_marshal.logs import RateLimitedLog
 from rationalizer.limits import MAX_KEY_HASH
 
@@ -346,3 +347,42 @@ def _less(lo: int, hi: int, others: Iterable[tuple[int, int]]) -> Iterator[tuple
         lo = max(lo, last + 1)
     if lo <= hi:
         yield lo, hi
+
+
+class Folder(FiledStore):
+    """A folder that all members of the group can reach; it is made if its parent is there.
+
+    A state is written beside its place, flushed to the disk, and renamed: it is there as a whole, or not at all.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        path = arguments.an_instance("path", path, (str, os.PathLike), "the path of a folder")
+        given = arguments.text("path", os.fspath(path), "the path of a folder")
+        if "://" in given:
+            raise ConfigurationError(
+                f"Folder({given!r}): a URL is no folder. Nothing was written. Use kafka_marshal.checkpoints.Bucket"
+            )
+        super().__init__(FolderFiles(given))
+
+
+class Bucket(FiledStore):
+    """A bucket, or a part of one, such as ``s3://bucket/delays``. Its extra brings s3fs, for S3.
+
+    An object store shows an object as a whole, or not at all, and has it safe when it says so. For another one install
+    its package for fsspec, such as gcsfs. Objects need the rights to be listed, read, written and deleted.
+    """
+
+    def __init__(self, url: str, *, storage_options: Mapping[str, Any] | None = None) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            url: as fsspec takes it.
+            storage_options: credentials and settings of the store, as its package for fsspec takes them. (s3fs finds
+                those of the AWS command by itself.)
+
+        Raises:
+            ExtraMissingError: the extra is not installed.
+            ConfigurationError: the URL is not one of an object store, or the store's package is not installed.
+        """
+        url = arguments.text("url", url, "a URL such as 's3://bucket/folder'")
+        super().__init__(BucketFiles(url, storage_options=storage_options))

@@ -179,7 +179,7 @@ def _run(
     from_kafka: bool,
 ) -> Findings:
     from kafka_marshal.pipeline.audit.audit import Audit
-    from kafka_marshal.pipeline.audit.job import is_spark_running
+    from kafka_marshal.pipeline.audit.task import is_spark_running
     from kafka_marshal.pipeline.session import spark_session
 
     is_ours = not is_spark_running()

@@ -1,7 +1,10 @@
-"""A Spark session that can read Kafka, and a check of an existing one.
+"""A Spark session that can read Kafka, a check of an existing one, and the connection of a Marshal in Spark's words.
 
 The connector must have Spark's version and all its dependencies; Python workers must run the driver's Python; Java
 must be one that Spark supports. Each of these fails late and obscurely, so all are checked here.
+
+Spark's connector uses the Java client, a Marshal librdkafka. One configuration serves both: security settings (TLS,
+SASL) are translated or refused, never dropped; settings that only tune librdkafka are omitted.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from kafka_marshal import arguments
 from kafka_marshal.errors import (
+    ConfigurationError,
     ConnectorMissingError,
     SparkJavaError,
     SparkMissingError,
@@ -26,7 +30,6 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.extras import needs
 from kafka_marshal.logs import log
-from kafka_marshal.pipeline.kafka_options import kafka_options
 from kafka_marshal.secret import HIDDEN, is_secret
 from kafka_marshal.testing import jars
 from kafka_marshal.testing.errors import JarsMissingError, JavaMissingError
@@ -37,6 +40,152 @@ if TYPE_CHECKING:
 
 __all__ = ["check_session", "check_setup", "connector_jars", "kafka_options", "spark_session"]
 
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+#: Settings that are the same in Java.
+_SAME = (
+    *("check.crcs", "client.dns.lookup", "client.id", "client.rack", "connections.max.idle.ms", "fetch.max.bytes"),
+    *("fetch.min.bytes", "isolation.level", "max.partition.fetch.bytes", "metadata.max.age.ms"),
+    *("reconnect.backoff.max.ms", "reconnect.backoff.ms", "retry.backoff.ms", "socket.connection.setup.timeout.ms"),
+    *("ssl.key.password", "ssl.keystore.password"),
+)
+
+#: Settings with the same meaning → Java's name.
+_NAMES = {name: name for name in _SAME} | {
+    "fetch.message.max.bytes": "max.partition.fetch.bytes",
+    "fetch.wait.max.ms": "fetch.max.wait.ms",
+    "socket.receive.buffer.bytes": "receive.buffer.bytes",
+    "socket.send.buffer.bytes": "send.buffer.bytes",
+    "socket.timeout.ms": "request.timeout.ms",
+}
+
+_PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+_SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+_LOGIN_MODULES = {"PLAIN": _PLAIN, "SCRAM-SHA-256": _SCRAM, "SCRAM-SHA-512": _SCRAM}
+
+#: Security settings: translated below, or refused.
+_GUARDING = ("security.", "sasl.", "ssl.", "enable.ssl", "oauth_cb", "enable.sasl")
+
+#: … those translated by the functions below.
+_HANDLED = {
+    *("security.protocol", "sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password"),
+    *("ssl.ca.location", "ssl.ca.pem", "ssl.certificate.location", "ssl.certificate.pem", "ssl.key.location"),
+    *("ssl.key.pem", "ssl.key.password", "ssl.keystore.location", "ssl.keystore.password"),
+    *("ssl.endpoint.identification.algorithm", "enable.ssl.certificate.verification"),
+}
+
+
+def kafka_options(
+    bootstrap_servers: str, config: Mapping[str, object], own: Mapping[str, str] = _NOTHING
+) -> dict[str, str]:
+    """Options for ``spark.read.format("kafka")`` from the configuration of a Marshal.
+
+    Reads ``read_committed`` by default, as a Consumer does (Spark's default would deliver records of aborted
+    transactions). Certificates and keys in PEM files are passed as text, so that executors on other machines need no
+    files. ``own``: options in Spark's form (``kafka.…``), which take precedence; security settings that can't be
+    translated must be covered by them (``kafka.sasl.jaas.config``, ``kafka.ssl.…``).
+
+    Raises:
+        ConfigurationError: a security setting can't be translated, or a file can't be read.
+    """
+    plain = {name: str(value) for name, value in config.items() if isinstance(value, str | int | float | bool)}
+    # By the Java client's default, reading a deleted topic makes a broker create it again.
+    java = {"allow.auto.create.topics": "false", "isolation.level": "read_committed"}
+    java |= {_NAMES[name]: value for name, value in plain.items() if name in _NAMES}
+    covered = [prefix for prefix in ("sasl", "ssl") if any(name.startswith(f"kafka.{prefix}.") for name in own)]
+    for name in config:
+        if str(name).startswith(_GUARDING) and name not in _HANDLED and not _is_covered(str(name), covered):
+            raise _untranslatable(str(name), "the Java client knows nothing of that kind")
+    java |= _security_protocol(plain)
+    if "ssl" not in covered:
+        java |= _tls(plain)
+    if "sasl" not in covered:
+        java |= _sasl(plain)
+    return {"kafka.bootstrap.servers": bootstrap_servers, **{f"kafka.{name}": java[name] for name in java}, **own}
+
+
+def _is_covered(name: str, covered: list[str]) -> bool:
+    return any(each in name for each in covered) or ("sasl" in covered and name.startswith("oauth"))
+
+
+def _security_protocol(config: Mapping[str, str]) -> dict[str, str]:
+    protocol = config.get("security.protocol")
+    return {} if protocol is None else {"security.protocol": protocol.upper()}
+
+
+def _tls(config: Mapping[str, str]) -> dict[str, str]:
+    """Certificates as text (Java's PEM stores), or a PKCS#12 store by its path."""
+    java = {}
+    if config.get("enable.ssl.certificate.verification", "true").lower() != "true":
+        raise _untranslatable("enable.ssl.certificate.verification", "the Java client always checks certificates")
+    algorithm = config.get("ssl.endpoint.identification.algorithm")
+    if algorithm is not None:
+        java["ssl.endpoint.identification.algorithm"] = "" if algorithm == "none" else algorithm
+    authority = _pem(config, "ssl.ca.pem", "ssl.ca.location")
+    if authority is not None:
+        java |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authority}
+    certificate = _pem(config, "ssl.certificate.pem", "ssl.certificate.location")
+    key = _pem(config, "ssl.key.pem", "ssl.key.location")
+    if (certificate is None) != (key is None):
+        raise ConfigurationError(
+            "config has a client's certificate without its key, or the other way round: ssl.certificate.location and "
+            "ssl.key.location go together. Nothing was read"
+        )
+    if certificate is not None and key is not None:
+        if not re.search(r"-----BEGIN (ENCRYPTED )?PRIVATE KEY-----", key):
+            raise _untranslatable(
+                "ssl.key.location",
+                "the Java client reads keys in PKCS#8 only; turn it into one: openssl pkcs8 -topk8 -in KEY -out NEW",
+            )
+        java |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificate, "ssl.keystore.key": key}
+    elif "ssl.keystore.location" in config:
+        java |= {"ssl.keystore.type": "PKCS12", "ssl.keystore.location": config["ssl.keystore.location"]}
+    return java
+
+
+def _pem(config: Mapping[str, str], text: str, location: str) -> str | None:
+    if text in config:
+        return config[text]
+    if location not in config or (location == "ssl.ca.location" and config[location] == "probe"):
+        return None
+    path = Path(config[location])
+    if path.is_dir():
+        raise _untranslatable(location, f"{path} is a folder; name one file with all certificates")
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{location}: {path} can't be read as PEM: {error}. Nothing was read") from error
+
+
+def _sasl(config: Mapping[str, str]) -> dict[str, str]:
+    if not config.get("security.protocol", "").upper().startswith("SASL"):
+        return {}
+    # librdkafka's undocumented default.
+    mechanism = config.get("sasl.mechanisms", config.get("sasl.mechanism", "GSSAPI")).upper()
+    if mechanism not in _LOGIN_MODULES:
+        raise _untranslatable("sasl.mechanisms", f"{mechanism} is set up in a different way in Java")
+    user, password = config.get("sasl.username"), config.get("sasl.password")
+    if user is None or password is None:
+        raise ConfigurationError(
+            f"config asks for SASL {mechanism} without sasl.username and sasl.password. Nothing was read"
+        )
+    login = f"{_LOGIN_MODULES[mechanism]} required username={_quoted(user)} password={_quoted(password)};"
+    return {"sasl.mechanism": mechanism, "sasl.jaas.config": login}
+
+
+def _quoted(text: str) -> str:
+    """A string of JAAS, whose parser ends it at a bare quote."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _untranslatable(name: str, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{name} can't be translated for Spark's Kafka connector: {why}. Nothing was read, since dropping it would "
+        "change who is trusted. Say it in Spark's words beside it (kafka.sasl.jaas.config, kafka.ssl.truststore.… …)"
+    )
+
+
 #: Java 24 removed what Spark 4.0's Hadoop needs (the security manager's Subject).
 NEWEST_JAVA = 23
 #: Spark 4's launcher passes it to Java, and a Java without it does not start.
@@ -44,8 +193,6 @@ NEEDED_MODULE = "jdk.incubator.vector"
 
 #: Time-out for a stopped session's Java process to end.
 JVM_END_S = 20.0
-
-_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 #: Dependencies of the connector that Spark does not include, by the beginning of the jar's name.
 _COMPANIONS = ("spark-token-provider-kafka-0-10_", "kafka-clients-", "commons-pool2-")
@@ -129,9 +276,9 @@ def spark_session(
     try:
         session = builder.getOrCreate()
     except Exception as error:
-        if type(error).__module__.startswith(("pyspark.", "py4j.")):
+        if is_of_spark(error):
             raise SparkSetupError(
-                f"Spark did not start: {_first_line(error)}. Nothing was read or written. Read Java's messages "
+                f"Spark did not start: {first_line(error)}. Nothing was read or written. Read Java's messages "
                 "above; with a cluster, check that the master answers and runs the same version"
             ) from error
         raise
@@ -254,13 +401,13 @@ def _try_connector(spark: SparkSession) -> None:
         return
     except AnalysisException as error:
         raise ConnectorMissingError(
-            f"This Spark session has no Kafka connector ({_first_line(error)}). Nothing was read or written. "
+            f"This Spark session has no Kafka connector ({first_line(error)}). Nothing was read or written. "
             f"{_HOW_TO_GET}. A session that runs can't take it in any more: stop it (spark.stop()), then call "
             "spark_session(). In a notebook that is enough; the kernel need not be restarted"
         ) from error
     except Py4JJavaError as error:
         raise ConnectorMissingError(
-            f"Spark's Kafka connector can't be loaded ({_first_line(error.java_exception)}). Nothing was read or "
+            f"Spark's Kafka connector can't be loaded ({first_line(error.java_exception)}). Nothing was read or "
             f"written. {_HOW_TO_GET}"
         ) from error
 
@@ -313,6 +460,12 @@ def _tried(message: str) -> str:
     return "\n".join(line for line in message.splitlines() if line.startswith("  "))
 
 
-def _first_line(error: object) -> str:
-    text = str(error).strip()
+def is_of_spark(error: Exception) -> bool:
+    """Whether Spark, or the way to its Java process, raised this."""
+    return type(error).__module__.startswith(("pyspark.", "py4j."))
+
+
+def first_line(error: object) -> str:
+    """What an error says, in short; of one from Java, without the Python around it."""
+    text = str(getattr(error, "java_exception", error)).strip()
     return text.splitlines()[0] if text else type(error).__name__

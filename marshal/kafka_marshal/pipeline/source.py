@@ -23,30 +23,37 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from importlib.util import find_spec
 from itertools import pairwise
-from types import FrameType
+from operator import methodcaller
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from kafka_marshal import arguments
+from kafka_marshal.adapters.kafka import settings
+from kafka_marshal.adapters.kafka.range_reader import StoredMessage, read_range
+from kafka_marshal.adapters.message import headers_of
+from kafka_marshal.arguments import MOST_OFFSET, near
 from kafka_marshal.client.marshal import Marshal
+from kafka_marshal.client.options import checked_topics
+from kafka_marshal.engine.policies import Balanced, Greedy, Policy
 from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
+from kafka_marshal.node.config import check_ids, new_client_id
 from kafka_marshal.pipeline.reading import refuse_lost, refuse_missing
-from kafka_marshal.pipeline.source_options import SourceOptions
-from kafka_marshal.types import Key
+from kafka_marshal.runtime import LEAST_STAMP_MS, MOST_STAMP_MS
+from kafka_marshal.topic_names import DEFAULT_TOPIC
+from kafka_marshal.types import Key, Start, WhenStuck
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
-
-from kafka_marshal.arguments import MOST_OFFSET
 
 __all__ = [
     "IS_TOLD_OF_AVAILABLE_NOW",
@@ -58,6 +65,225 @@ __all__ = [
     "register",
     "rows_of",
 ]
+
+
+_POLICIES: Mapping[str, type[Policy]] = MappingProxyType({"balanced": Balanced, "greedy": Greedy})
+
+#: Options of Spark's Kafka source (lower case) → the equivalent here.
+_INSTEAD: Mapping[str, str] = MappingProxyType(
+    {
+        "subscribe": "topics (the same value)",
+        "subscribepattern": "topics, with ^ before the regular expression",
+        "assign": "topics: which partitions a query reads is decided by the claims",
+        "startingoffsets": "start (earliest, latest or a time; kafka-marshal release-group sets single offsets)",
+        "startingtimestamp": "start (a time such as 2013-01-31T06:00:00Z)",
+        "startingoffsetsbytimestamp": "start (a time such as 2013-01-31T06:00:00Z)",
+        "maxoffsetspertrigger": "max_records_per_batch",
+        "minpartitions": "min_partitions",
+        "includeheaders": "include_headers",
+        "failondataloss": "position_lost: no offset is ever skipped silently",
+        "groupidprefix": "group_id",
+        "kafka.group.id": "group_id",
+    }
+)
+
+#: Options of a member of a coordinated group, which a stream can't be.
+_OF_GROUPS = ("checkpoints", "group", "strategy", "session_timeout_ms")
+
+#: Options that Spark adds for every source.
+_SPARKS = ("path", "__")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """Options of ``spark.readStream.format("kafka_marshal")``; as text, in any case."""
+
+    #: As for librdkafka.
+    bootstrap_servers: str
+    group_id: str
+    #: Unique in the group; with the same id, a restarted query takes over its partitions at once.
+    client_id: str
+    #: Names, or regular expressions starting with ``^``; separated by commas.
+    topics: tuple[str, ...]
+    #: librdkafka properties: the options that start with ``kafka.``, without that.
+    config: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    coordination_topic: str = DEFAULT_TOPIC
+    heartbeat_interval_ms: int = 3_000
+    #: Most offsets of one micro-batch, shared fairly over the partitions held.
+    max_records_per_batch: int = 1_000_000
+    #: Minimum number of tasks if there are enough records: ranges are cut for it. 0: one task per partition.
+    min_partitions: int = 0
+    #: Where the group begins on partitions it never held: "earliest", "latest", or an ISO 8601 time (no zone: UTC).
+    start: str = "earliest"
+    policy: str = "balanced"
+    include_headers: bool = False
+    #: Time-out of a task's reads (s).
+    read_timeout_s: float = 60.0
+    #: For a partition whose position is lost: "raise" ends the query, "leave" skips the partition.
+    position_lost: WhenStuck = "raise"
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SourceOptions:
+        """Raises ConfigurationError for options that are missing, unknown or can't work."""
+        given = {name.lower(): value for name, value in options.items()}
+        config = {name[6:]: value for name, value in given.items() if name.startswith("kafka.")}
+        if "bootstrap.servers" in config:
+            servers = config.pop("bootstrap.servers")
+            if given.setdefault("bootstrap_servers", servers) != servers:
+                raise ConfigurationError(
+                    f"bootstrap_servers is {given['bootstrap_servers']!r}, but kafka.bootstrap.servers is {servers!r}: "
+                    "records would come from the first only. Nothing was claimed; leave one out"
+                )
+        unknown = [name for name in given if name not in _KNOWN and not name.startswith(("kafka.", *_SPARKS))]
+        sparks = [name for name in given if name in _INSTEAD]
+        if sparks:
+            raise ConfigurationError(
+                f"{sparks[0]!r} is an option of Spark's own Kafka source. The source kafka_marshal has "
+                f"{_INSTEAD[sparks[0]]}. Nothing was claimed"
+            )
+        if coordinated := [name for name in unknown if name in _OF_GROUPS]:
+            raise ConfigurationError(
+                f"the source kafka_marshal has no option {coordinated[0]!r}: a stream claims its partitions, and takes "
+                "no checkpoints of a group, as Spark keeps the state of its operators under its own batch numbers, "
+                "which can't go back with the group's positions. Nothing was claimed. Use ClaimedBatches(spark, "
+                "marshal, topics, group=True, checkpoints=CheckpointPolicy()) of kafka_marshal.pipeline.claimed"
+            )
+        if unknown:
+            raise ConfigurationError(
+                f"the source kafka_marshal has no option {unknown[0]!r}{near(unknown[0], _KNOWN)} It has: "
+                f"{', '.join(_KNOWN)}, and kafka.… for librdkafka's properties. Nothing was claimed"
+            )
+        for name in ("bootstrap_servers", "group_id", "topics"):
+            if not given.get(name, "").strip():
+                raise ConfigurationError(f"the source kafka_marshal needs the option {name!r}. Nothing was claimed")
+        values: dict[str, Any] = {name: text for name, text in given.items() if name in _KNOWN}
+        values |= {name: read(name, values[name]) for name, read in _READ.items() if name in values}
+        values["client_id"] = values.get("client_id") or new_client_id()
+        made = cls(**values, config=tuple(sorted(config.items())))
+        check_ids(made.group_id, made.client_id, made.heartbeat_interval_ms)
+        settings.check(dict(made.config))
+        checked_topics(made.topics, made.coordination_topic)
+        made.start_position()
+        if made.policy not in _POLICIES:
+            raise ConfigurationError(
+                f"policy must be one of {', '.join(_POLICIES)}, not {made.policy!r}. Nothing was claimed"
+            )
+        return made
+
+    def start_position(self) -> Start:
+        """``start`` as Marshal.ranges takes it."""
+        if self.start == "earliest":
+            return "earliest"
+        if self.start == "latest":
+            return "latest"
+        try:
+            moment = datetime.fromisoformat(self.start)
+        except ValueError:
+            raise ConfigurationError(
+                f"start must be earliest, latest or a time like 2013-01-31T06:00:00Z, not {self.start!r}. Nothing was "
+                "claimed"
+            ) from None
+        return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+    def new_policy(self) -> Policy:
+        """The policy asked for."""
+        return _POLICIES[self.policy]()
+
+
+def _whole(least: int) -> Callable[[str, str], int]:
+    def read(name: str, text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise ConfigurationError(
+                f"{name} must be a whole number, at least {least}, not {text!r}. Nothing was claimed"
+            )
+        return number
+
+    return read
+
+
+def _one_of(*allowed: str) -> Callable[[str, str], str]:
+    def read(name: str, text: str) -> str:
+        text = text.strip().lower()
+        if text not in allowed:
+            raise ConfigurationError(f"{name} must be {' or '.join(allowed)}, not {text!r}. Nothing was claimed")
+        return text
+
+    return read
+
+
+#: How a value is read from its name and text; all others are texts.
+_READ: Mapping[str, Callable[[str, str], Any]] = MappingProxyType(
+    {
+        "topics": lambda _, text: tuple(topic.strip() for topic in text.split(",") if topic.strip()),
+        "heartbeat_interval_ms": _whole(100),
+        "max_records_per_batch": _whole(1),
+        "min_partitions": _whole(0),
+        "policy": lambda _, text: text.lower(),
+        "include_headers": lambda name, text: _one_of("true", "false")(name, text) == "true",
+        "read_timeout_s": lambda name, text: float(_whole(1)(name, text)),
+        "position_lost": _one_of("raise", "leave"),
+    }
+)
+
+_KNOWN = tuple(each.name for each in fields(SourceOptions) if each.name != "config")
+
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+#: Name of each column, its type in Spark and in Arrow. The last one is there if headers are asked for.
+_COLUMNS = (
+    ("key", "binary", pa.binary()),
+    ("value", "binary", pa.binary()),
+    ("topic", "string", pa.string()),
+    ("partition", "int", pa.int32()),
+    ("offset", "bigint", pa.int64()),
+    ("timestamp", "timestamp", pa.timestamp("us", tz="UTC")),
+    ("timestampType", "int", pa.int32()),
+    ("epoch", "bigint", pa.int64()),
+    ("headers", "array<struct<key: string, value: binary>>", _HEADERS),
+)
+
+_key = methodcaller("key")
+_value = methodcaller("value")
+_offset = methodcaller("offset")
+_timestamp = methodcaller("timestamp")
+
+
+def to_arrow(
+    messages: Sequence[StoredMessage], topic: str, partition: int, epoch: int, *, headers: bool
+) -> pa.RecordBatch:
+    """One batch of messages, all of one partition, in the source's columns.
+
+    timestamp: null if there is none or Spark can't represent it.
+    """
+    count = len(messages)
+    # (type, milliseconds); type 0: the message has none.
+    given = list(map(_timestamp, messages))
+    stamps = [stamp if kind and LEAST_STAMP_MS <= stamp <= MOST_STAMP_MS else None for kind, stamp in given]
+    columns = [
+        pa.array(list(map(_key, messages)), pa.binary()),
+        pa.array(list(map(_value, messages)), pa.binary()),
+        pa.repeat(pa.scalar(topic, pa.string()), count),
+        pa.repeat(pa.scalar(partition, pa.int32()), count),
+        pa.array(list(map(_offset, messages)), pa.int64()),
+        pa.array(stamps, pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC")),
+        pa.array([kind - 1 for kind, _ in given], pa.int32()),  # Kafka's numbers, as in Spark's Kafka source
+        pa.repeat(pa.scalar(epoch, pa.int64()), count),
+    ]
+    if headers:
+        columns.append(pa.array([_headers(message) for message in messages], _HEADERS))
+    schema = pa.schema([(name, kind) for name, _, kind in _COLUMNS[: len(columns)]])
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _headers(message: StoredMessage) -> list[dict[str, object]] | None:
+    """Headers as in Spark's Kafka source: None if there are none."""
+    found = headers_of(message)
+    return [{"key": name, "value": value} for name, value in found] if found else None
+
 
 #: Whether this Spark passes ``availableNow`` to a Python source.
 IS_TOLD_OF_AVAILABLE_NOW = find_spec("pyspark.sql.streaming.datasource") is not None
@@ -93,12 +319,6 @@ Token = dict[str, Any]
 Handler = Callable[[int, FrameType | None], object] | int | None
 
 NAME = "kafka_marshal"
-
-SCHEMA = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int, "
-    "epoch bigint"
-)
-HEADERS = ", headers array<struct<key: string, value: binary>>"
 
 #: latestOffset waits this long for new records, as Spark asks again at once.
 POLL_S = 0.2
@@ -140,7 +360,8 @@ class KafkaMarshalSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        return SCHEMA + (HEADERS if self.settings.include_headers else "")
+        columns = _COLUMNS if self.settings.include_headers else _COLUMNS[:-1]
+        return ", ".join(f"{name} {kind}" for name, kind, _ in columns)
 
     def streamReader(self, schema: StructType) -> KafkaMarshalReader:  # noqa: N802 (Spark's name)
         return KafkaMarshalReader(self.settings)
@@ -443,9 +664,6 @@ def cut(ranges: Sequence[OffsetRange], at_least: int) -> list[Piece]:
 
 def read_piece(settings: SourceOptions, piece: Piece) -> Iterator[pa.RecordBatch]:
     """The records of a piece, in Arrow batches of up to 10,000. Raises RangeGoneError, KafkaUnavailableError."""
-    from kafka_marshal.adapters.kafka.range_reader import read_range
-    from kafka_marshal.pipeline.source_rows import to_arrow
-
     steps = read_range(
         settings.bootstrap_servers,
         dict(settings.config),

@@ -30,36 +30,46 @@ from kafka_marshal.errors import ConfigurationError, SinkError
 from kafka_marshal.sinks.claims import (
     KINDS,
     NOTHING_WRITTEN,
+    SPLIT,
     Claim,
+    Fence,
     Progress,
+    Records,
+    all_keys,
     checked,
+    covers_all,
+    entered,
     group_of,
+    interval_merged,
     kind_of,
     last_offset_of,
     nobody_yet,
+    refuse_out_of_order,
+    require_held,
     rewound,
+    the_record,
+    the_records,
     tokens_of,
     whole_pieces,
 )
 from kafka_marshal.sinks.database import (
+    BATCHES,
     DONE,
     FENCES,
+    MERGE_EVERY,
+    PATIENCE,
     Connection,
     Database,
+    DoneRecords,
     NotEnteredError,
     RollBackError,
     Work,
+    Written,
 )
-from kafka_marshal.sinks.done_records import BATCHES, MERGE_EVERY, PATIENCE, DoneRecords, Written, interval_merged
-from kafka_marshal.sinks.fences import SPLIT, Fence, all_keys, covers_all, entered
-from kafka_marshal.sinks.writers import Records, refuse_out_of_order, require_held, the_record, the_records
 from kafka_marshal.types import Key
 
 __all__ = ["FencedSink", "Progress", "RecordTransaction", "Transaction"]
 
-_SET_LAST_OFFSET = (
-    "UPDATE kafka_marshal_progress SET last_offset = ? WHERE group_id = ? AND topic = ? AND partition = ?"
-)
 _ALL_DONE = (
     "SELECT topic, partition, first_offset, last_offset FROM kafka_marshal_done WHERE group_id = ? "
     "ORDER BY first_offset"
@@ -199,7 +209,7 @@ class FencedSink(Database[Connection]):
             for each in wanted:
                 # A batch that comes again, shorter than it was, takes nothing back.
                 if each.last_offset > stored[each.key].last_offset:
-                    self._run(work.connection, _SET_LAST_OFFSET, (each.last_offset, rows, *each.key))
+                    self._done(work.connection, rows, each.key).set_last_offset(each.last_offset)
             require_held(group_id, {each.key for each in wanted})
 
     def record(
@@ -432,11 +442,11 @@ class FencedSink(Database[Connection]):
                     continue
                 if aside.get(key):
                     self._pool.require(DONE, self._name())
+                done = self._done(work.connection, group_id, key)
                 if self._pool.has(DONE):
-                    done = self._done(work.connection, group_id, key)
                     done.rewind(stored.last_offset, positions[key], aside.get(key, ()))
                 else:
-                    self._run(work.connection, _SET_LAST_OFFSET, (positions[key], group_id, *key))
+                    done.set_last_offset(positions[key])
 
     def restore(self, restore: Restore, undo: Undo[Connection]) -> None:
         """In ``on_restore`` of a group that takes checkpoints: take back what was written beyond the pieces' positions.
@@ -473,12 +483,11 @@ class FencedSink(Database[Connection]):
                 arguments.a_result("undo", undo(tx, piece, piece.position, piece.ranges))
                 work.stage = "store"
                 self._check_still_open(work.connection)
+                done = self._done(work.connection, group_id, key)
                 if self._pool.has(DONE):
-                    done = self._done(work.connection, group_id, key)
                     done.go_back(stored.last_offset, piece.position - 1, piece.ranges)
                 else:
-                    last = min(stored.last_offset, piece.position - 1)
-                    self._run(work.connection, _SET_LAST_OFFSET, (last, group_id, *key))
+                    done.set_last_offset(min(stored.last_offset, piece.position - 1))
 
     def convert(self, group_id: str, kind: GroupKind) -> None:
         """After ``kafka-marshal convert-group``: only writers of this kind of group may write; last offsets stay.

@@ -26,17 +26,18 @@ from kafka_marshal.sinks.claims import (
     NOTHING_WRITTEN,
     Claim,
     Progress,
+    all_keys,
     checked,
     kind_of,
     last_offset_of,
     nobody_yet,
     refuse_others,
+    refuse_out_of_order,
+    require_held,
     rewound,
     tokens_of,
     whole_pieces,
 )
-from kafka_marshal.sinks.fences import all_keys
-from kafka_marshal.sinks.writers import refuse_out_of_order, require_held
 from kafka_marshal.types import Key
 
 if TYPE_CHECKING:
@@ -283,19 +284,13 @@ class DeltaSink:
 
     def _enter(self, group_id: str, wanted: Sequence[Claim]) -> dict[Key, Progress]:
         """Refuse if a newer epoch is stored, and commit ours if it is new: older writers end here."""
-        for attempt in range(_ATTEMPTS):
-            table = self._open()
-            stored = self._read(table, group_id, [each.key for each in wanted])
+
+        def entered(stored: Mapping[Key, Progress]) -> dict[Key, Progress]:
             for each in wanted:
                 refuse_others(group_id, each.key, each.epoch, stored[each.key].epoch)
-            entered = {
-                each.key: Progress(stored[each.key].last_offset, each.epoch)
-                for each in wanted
-                if stored[each.key].epoch != each.epoch
-            }
-            if not entered or self._commit(table, group_id, entered, (), attempt):
-                return stored
-        raise AssertionError("the last attempt raises")
+            return {each.key: Progress(stored[each.key].last_offset, each.epoch) for each in wanted}
+
+        return self._change(group_id, [each.key for each in wanted], entered)
 
     def _store(
         self, group_id: str, wanted: Sequence[Claim], stored: Mapping[Key, Progress], batches: Sequence[RecordBatch]
@@ -311,9 +306,8 @@ class DeltaSink:
         if not moved:
             return
         after = {each.key: Progress(max(each.last_offset, stored[each.key].last_offset), each.epoch) for each in wanted}
-        for attempt in range(_ATTEMPTS):
-            table = self._open()
-            now = self._read(table, group_id, list(after))
+
+        def moved_on(now: Mapping[Key, Progress]) -> dict[Key, Progress]:
             for each in wanted:
                 refuse_others(group_id, each.key, each.epoch, now[each.key].epoch)
                 if now[each.key] != Progress(stored[each.key].last_offset, each.epoch):
@@ -326,20 +320,36 @@ class DeltaSink:
                         retry=True,
                     )
             require_held(group_id, after.keys())
-            if self._commit(table, group_id, after, batches if has_rows else (), attempt):
-                return
-        raise AssertionError("the last attempt raises")
+            return after
 
-    def _set(self, group_id: str, partitions: Iterable[Key], change: Any) -> None:
+        self._change(group_id, list(after), moved_on, batches if has_rows else (), all_of_it=True)
+
+    def _set(self, group_id: str, partitions: Iterable[Key], change: Callable[[Key, Progress], Progress]) -> None:
         """Commit other progress for these partitions, also while another writer holds them."""
         arguments.text("group_id", group_id)
         keys = _keys(partitions)
+        self._change(group_id, keys, lambda stored: {key: change(key, stored[key]) for key in keys})
+
+    def _change(
+        self,
+        group_id: str,
+        keys: Sequence[Key],
+        change: Callable[[Mapping[Key, Progress]], Mapping[Key, Progress]],
+        batches: Sequence[RecordBatch] = (),
+        *,
+        all_of_it: bool = False,
+    ) -> dict[Key, Progress]:
+        """Commit what ``change`` makes of what is stored, as often as another commit comes first; what was stored.
+
+        all_of_it: commit the progress that stays as it was, too.
+        """
         for attempt in range(_ATTEMPTS):
             table = self._open()
             stored = self._read(table, group_id, keys)
-            changed = {key: new for key in keys if (new := change(key, stored[key])) != stored[key]}
-            if not changed or self._commit(table, group_id, changed, (), attempt):
-                return
+            after = {key: each for key, each in change(stored).items() if all_of_it or each != stored[key]}
+            if not after or self._commit(table, group_id, after, batches, attempt):
+                return stored
+        raise AssertionError("the last attempt raises")
 
     # The table.
 

@@ -6,7 +6,7 @@ import os
 import select
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,7 @@ from kafka_marshal import arguments
 from kafka_marshal.errors import SinkError
 from kafka_marshal.sinks.base import FencedSink, Progress
 from kafka_marshal.sinks.claims import NOTHING_WRITTEN
-from kafka_marshal.sinks.database import PROGRESS, TABLES, Lock, Table, ended_early, wrong_shape
-from kafka_marshal.sinks.done_records import Lists
+from kafka_marshal.sinks.database import PROGRESS, TABLES, Lists, Lock, Table, ended_early, wrong_shape
 from kafka_marshal.types import Key
 
 if TYPE_CHECKING:
@@ -121,7 +120,8 @@ class PostgresSink(FencedSink["Connection"]):
         self._known: set[tuple[str, Key]] = set()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _made_again, (self._dsn, self._lock_timeout_s, self._idle_timeout_s, self._rows_name)
+        timeouts = {"lock_timeout_s": self._lock_timeout_s, "idle_timeout_s": self._idle_timeout_s}
+        return partial(PostgresSink, self._dsn, **timeouts, name=self._rows_name), ()
 
     def _name(self) -> str:
         given = self._given()
@@ -346,7 +346,3 @@ def _gate(group_id: str, key: Key) -> int:
     """The advisory lock of a partition: shared by transactions of records, else exclusive."""
     name = "\0".join(("kafka_marshal", group_id, key[0], str(key[1])))
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
-
-
-def _made_again(dsn: str, lock_timeout_s: float, idle_timeout_s: float, name: str | None) -> PostgresSink:
-    return PostgresSink(dsn, lock_timeout_s=lock_timeout_s, idle_timeout_s=idle_timeout_s, name=name)

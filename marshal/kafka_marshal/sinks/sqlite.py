@@ -6,12 +6,12 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from kafka_marshal import arguments
 from kafka_marshal.sinks.base import FencedSink, Progress
-from kafka_marshal.sinks.database import TABLES, Lock, Table, ended_early, wrong_shape
-from kafka_marshal.sinks.done_records import Lists
+from kafka_marshal.sinks.database import TABLES, Lists, Lock, Table, ended_early, wrong_shape
 from kafka_marshal.types import Key
 
 #: The beginning of SQLite's error name → (what it means, what to do, whether trying again makes sense).
@@ -64,7 +64,8 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
         self._busy_timeout_s = arguments.seconds("busy_timeout_s", busy_timeout_s)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _made_again, (str(self._path), self._busy_timeout_s, self._rows_name)
+        again = partial(SqliteSink, str(self._path), busy_timeout_s=self._busy_timeout_s, name=self._rows_name)
+        return again, ()
 
     def _name(self) -> str:
         return str(self._path)
@@ -143,7 +144,3 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
 def _refuse_transactions(action: int, *_about: str | None) -> int:
     refused = (sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH)
     return sqlite3.SQLITE_DENY if action in refused else sqlite3.SQLITE_OK
-
-
-def _made_again(path: str, busy_timeout_s: float, name: str | None) -> SqliteSink:
-    return SqliteSink(path, busy_timeout_s=busy_timeout_s, name=name)

@@ -78,6 +78,10 @@ class _Digests(Generic[Place]):
     def places(self) -> list[Place]:
         return list(self._kept)
 
+    def pairs(self) -> list[tuple[Place, str]]:
+        """Each digest, with its place."""
+        return [(place, digest) for place in self._kept for digest in self.at(place)]
+
 
 class SnapshotKeeper:
     """Snapshots of one replica. `note` may be called by any thread, `work` by one at a time."""
@@ -181,12 +185,7 @@ class SnapshotKeeper:
     def _compare(self) -> list[Difference]:
         found = []
         with self._lock:
-            all_ours = [
-                (cp, next_offset, mine)
-                for cp, ours in self._ours.items()
-                for next_offset in ours.places()
-                for mine in ours.at(next_offset)
-            ]
+            all_ours = [(cp, *pair) for cp, ours in self._ours.items() for pair in ours.pairs()]
         for cp, next_offset, mine in all_ours:
             for digest in self._theirs[cp].at(next_offset):
                 why = f"differs from our own replica, which had {mine} there"
@@ -202,7 +201,7 @@ class SnapshotKeeper:
         found = []
         for cp, ours in self._our_hashes.items():
             with self._lock:
-                mine = [(place, digest) for place in ours.places() for digest in ours.at(place)]
+                mine = ours.pairs()
             for (since, next_offset), digest in mine:
                 found += [
                     Difference.of_hash(LogHash(cp, since, next_offset, theirs), digest)

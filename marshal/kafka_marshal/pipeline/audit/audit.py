@@ -15,27 +15,45 @@ import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow.compute as pc
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.files import FolderBeside, refuse_url
-from kafka_marshal.pipeline.audit.files import TableFiles
-from kafka_marshal.pipeline.audit.findings import Findings, PartitionFindings, Violation
-from kafka_marshal.pipeline.audit.invariants import Kind
-from kafka_marshal.pipeline.audit.job import InProcess, OnSpark, Runner
-from kafka_marshal.pipeline.audit.plan import CutLog, Segment, SourceLog, cut
-from kafka_marshal.pipeline.audit.schemas import TABLES, Row
-from kafka_marshal.pipeline.audit.snapshots import Claims, claims_of, extract
+from kafka_marshal.pipeline.audit.files import TABLES, TAKEOVERS, Row, TableFiles, table_at
+from kafka_marshal.pipeline.audit.findings import (
+    Findings,
+    PartitionFindings,
+    Violation,
+    changes,
+    cuts,
+    notices_of_offsets,
+    vouched,
+    vouching,
+)
+from kafka_marshal.pipeline.audit.hole_observer import OpenRun, hole_row, with_history
+from kafka_marshal.pipeline.audit.invariants import Kind, WatchedShare
+from kafka_marshal.pipeline.audit.observer import ownership_row, share_row
+from kafka_marshal.pipeline.audit.plan import Claims, CutLog, SourceLog, claims_of, cut, extract
 from kafka_marshal.pipeline.audit.sources import Opened, Source
-from kafka_marshal.pipeline.audit.statistics import statistics_rows
-from kafka_marshal.pipeline.audit.stitch import Stitched, stitch
-from kafka_marshal.pipeline.audit.task import Checkpoint, Task, TaskResult, run_task
-from kafka_marshal.pipeline.audit.vouching import changes, cuts, notices_of_offsets, vouched, vouching
+from kafka_marshal.pipeline.audit.task import (
+    Checkpoint,
+    InProcess,
+    OnSpark,
+    Runner,
+    Segment,
+    Task,
+    TaskResult,
+    run_task,
+)
+from kafka_marshal.pipeline.audit.watched_group import PieceSpan, Place, assignment_row, joined, parts_of
 from rationalizer import World
+from rationalizer.history import BEFORE, LeaseKey, Span
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -242,21 +260,8 @@ class Audit:
         return chains
 
     def _task(self, log: SourceLog, segment: Segment, number: int, place: int, start: str | None) -> Task:
-        return Task(
-            number=number,
-            place=place,
-            partition=segment.partition,
-            partitions=log.partitions,
-            pieces=segment.pieces,
-            first=segment.first,
-            end=segment.end,
-            start=start,
-            checkpoints=segment.checkpoints,
-            hashes=segment.hashes,
-            out=str(self._out) if self._tables else None,
-            work=str(self._work),
-            world_type=self._world_type,
-        )
+        out = str(self._out) if self._tables else None
+        return Task(number, place, segment, log.partitions, start, out, str(self._work), self._world_type)
 
     def _run(self, chains: dict[int, _Chain], tasks: Sequence[Task]) -> None:
         """Run tasks, the longest first; results replace earlier ones, whose files are removed."""
@@ -264,7 +269,7 @@ class Audit:
         folder = self._work / f"run-{min(task.number for task in tasks)}"
         folder.mkdir()
         for task, result in zip(ordered, self._runner.map("replaying", run_task, ordered, folder), strict=True):
-            chain = chains[task.partition]
+            chain = chains[task.segment.partition]
             before = chain.results.get(task.place)
             for name in () if before is None else before.files:
                 (self._out / name).unlink(missing_ok=True)
@@ -294,10 +299,9 @@ class Audit:
         results = [result for chain in chains.values() for result in chain.so_far()]
         by_cp = {cp: chain.so_far() for cp, chain in chains.items()}
         lies = [*_lies(claims, chains), *changes(claims, results)]
-        kinds: dict[str, int] = dict(Counter(lie.kind for lie in lies))
+        kinds = Counter(lie.kind for lie in lies)
         for result in results:
-            for kind, count in result.violations.items():
-                kinds[str(kind)] = kinds.get(str(kind), 0) + count
+            kinds.update({str(kind): count for kind, count in result.violations.items()})
         if self._tables:
             self._write_rest(chains, results, lies)
         covered = vouching(opened.log, claims, by_cp)
@@ -305,7 +309,7 @@ class Audit:
             source=self._source.name,
             topic=opened.log.topic,
             records=sum(result.records for result in results),
-            violations=kinds,
+            violations=dict(kinds),
             partitions=[_partition_findings(cp, chains.get(cp), claims.get(cp)) for cp in range(opened.log.partitions)],
             notices=[
                 *plan.notices,
@@ -330,15 +334,9 @@ class Audit:
         unowned = {}
         whole: dict[str, list[Row]] = {name: [] for name in TABLES}
         for cp, chain in chains.items():
-            stitched: Stitched = stitch(chain.so_far())
+            stitched = stitch(chain.so_far())
             unowned[cp] = stitched.unowned
-            for name, rows in (
-                ("ownership", stitched.ownership),
-                ("takeovers", stitched.takeovers),
-                ("assignments", stitched.assignments),
-                ("shares", stitched.shares),
-                ("holes", stitched.holes),
-            ):
+            for name, rows in stitched.rows.items():
                 place = TABLES[name].get_field_index("partition")
                 whole[name] += [(*row[:place], cp, *row[place:]) for row in rows]
         whole["violations"] = [lie.row() for lie in lies]
@@ -365,9 +363,7 @@ def _lies(claims: dict[int, Claims], chains: dict[int, _Chain]) -> list[Violatio
     """Wrong snapshots, by CP and place."""
     found = []
     for cp, claimed in claims.items():
-        for broken in claimed.broken:
-            why = f"its bytes don't match its digest {broken.digest}"
-            found.append(_lie(cp, broken, None, why))
+        found += [_lie(cp, each, None, f"its bytes don't match its digest {each.digest}") for each in claimed.broken]
     for cp, chain in chains.items():
         for result in chain.so_far():
             for difference in result.differences:
@@ -388,7 +384,7 @@ def _partition_findings(cp: int, chain: _Chain | None, claims: Claims | None) ->
     if chain is None:
         return PartitionFindings.empty(cp)
     results = chain.so_far()
-    last = results[-1]
+    last, broken = results[-1], 0 if claims is None else len(claims.broken)
     return PartitionFindings(
         partition=cp,
         records=sum(result.records for result in results),
@@ -397,9 +393,8 @@ def _partition_findings(cp: int, chain: _Chain | None, claims: Claims | None) ->
         level=last.level,
         digest=last.digest,
         segments=len(results),
-        snapshots=sum(result.compared for result in results) + (0 if claims is None else len(claims.broken)),
-        snapshots_wrong=sum(len(result.differences) for result in results)
-        + (0 if claims is None else len(claims.broken)),
+        snapshots=sum(result.compared for result in results) + broken,
+        snapshots_wrong=sum(len(result.differences) for result in results) + broken,
         vouched=vouched(claims, results),
         required_level=last.required_level,
     )
@@ -451,3 +446,169 @@ def _foreign(path: Path) -> Path | None:
     if path.name in TABLES and path.is_dir():
         return next((each for each in sorted(path.iterdir()) if not _TABLE_FILE.fullmatch(each.name)), None)
     return None if path.name in (SUMMARY, REPORT) and path.is_file() else path
+
+
+# -- segments combined -----------------------------------------------------------------------------------------------
+
+_TAKEOVERS = [name for name in TABLES["takeovers"].names if name != "partition"]
+_TIME, _FROM, _UNOWNED = (_TAKEOVERS.index(name) for name in ("time", "from_client", "unowned_ms"))
+
+
+@dataclass(slots=True)
+class Stitched:
+    """What no segment of one CP could produce alone."""
+
+    #: Rows by table, without `partition`.
+    rows: dict[str, list[Row]]
+    #: Leases free at the log's end → for how long (ms of log time), if known.
+    unowned: dict[LeaseKey, int]
+
+
+def stitch(results: Iterable[TaskResult]) -> Stitched:
+    """Combine the segments of one CP, which come in order."""
+    ownership: list[Row] = []
+    takeovers: list[Row] = []
+    assignments: list[Row] = []
+    ended_shares: list[Row] = []
+    ended_holes: list[Row] = []
+    now: dict[LeaseKey, Span] = {}
+    pieces: dict[Place, list[PieceSpan]] = {}
+    shares: dict[tuple[LeaseKey, int], int] = {}
+    open_shares: list[WatchedShare] = []
+    holes: dict[LeaseKey, list[OpenRun]] = {}
+    log_time = 0
+    for result in results:
+        log_time = result.log_time
+        ownership += [ownership_row(_whole(span, now)) for span in result.loose.ended]
+        takeovers += [_from(row, now.get(row[:3])) for row in result.loose.takeovers]  # type: ignore[arg-type]
+        now = {span.key: _whole(span, now) for span in result.loose.now}
+        for end in result.loose.pieces_ended:
+            parts = parts_of(end.span, pieces.get(end.place, ()))
+            assignments += [assignment_row(end.place, part, end) for part in parts]
+        pieces = _pieces_after(result, pieces)
+        ended_shares += [share_row(_whole_share(share, shares)) for share in result.loose.shares_ended]
+        open_shares = [_whole_share(share, shares) for share in result.loose.shares_now]
+        for run_end in result.loose.holes_ended:
+            parts_of_run = with_history(run_end.run, holes.get(run_end.key, ()))
+            ended_holes += [hole_row(run_end.key, part, run_end) for part in parts_of_run]
+        holes = {
+            key: [part for run in runs for part in with_history(run, holes.get(key, ()))]
+            for key, runs in result.loose.holes_now.items()
+        }
+        shares = {(share.key, share.epoch): share.since for share in open_shares}
+    ended_shares += [share_row(share) for share in open_shares]
+    ended_holes += [hole_row(key, run, None) for key, runs in holes.items() for run in runs]
+    ownership += [ownership_row(span) for span in now.values() if span.held]
+    owned = [(place, span) for place, spans in pieces.items() for span in spans if span.owned]
+    assignments += [assignment_row(place, span, None) for place, span in owned]
+    rows = {"ownership": ownership, "takeovers": takeovers, "assignments": assignments}
+    rows |= {"shares": ended_shares, "holes": ended_holes}
+    unowned = {key: log_time - span.since for key, span in now.items() if not span.held and span.since != BEFORE}
+    return Stitched(rows, unowned)
+
+
+def _whole(span: Span, before: Mapping[LeaseKey, Span]) -> Span:
+    """A span, completed with how it began in an earlier segment."""
+    known = before.get(span.key)
+    if span.since != BEFORE or known is None or (known.held, known.epoch) != (span.held, span.epoch):
+        return span
+    names = (span.client_id, span.instance_id) if span.client_id else (known.client_id, known.instance_id)
+    return replace(span, since=known.since, client_id=names[0], instance_id=names[1])
+
+
+def _whole_share(share: WatchedShare, before: Mapping[tuple[LeaseKey, int], int]) -> WatchedShare:
+    """A share, completed with when it began in an earlier segment. before: the log time, by lease and epoch."""
+    since = before.get((share.key, share.epoch), BEFORE) if share.since == BEFORE else share.since
+    return replace(share, since=since)
+
+
+def _pieces_after(result: TaskResult, before: Mapping[Place, list[PieceSpan]]) -> dict[Place, list[PieceSpan]]:
+    """The spans of pieces after a segment: its own, and unowned ones that it did not cover."""
+    loose = result.loose
+    found = {place: spans for place, spans in before.items() if place[0] not in loose.forgotten}
+    for place, spans in loose.pieces_now.items():
+        old = found.get(place, [])
+        whole = [part for span in spans for part in parts_of(span, old)]
+        found[place] = joined(sorted([*whole, *_uncovered(old, spans)]))
+    return found
+
+
+def _uncovered(old: Iterable[PieceSpan], new: list[PieceSpan]) -> Iterator[PieceSpan]:
+    """The parts of unowned spans that no newer span covers."""
+    for span in old:
+        if span.owned:
+            continue
+        at = span.lo
+        for each in new:
+            if at < each.lo <= span.hi:
+                yield span._replace(lo=at, hi=each.lo - 1)
+            if each.lo <= span.hi and each.hi >= at:
+                at = each.hi + 1
+        if at <= span.hi:
+            yield span._replace(lo=at)
+
+
+def _from(row: Row, freed: Span | None) -> Row:
+    """The row, completed with the lease's last holder in an earlier segment."""
+    if freed is None or freed.held or freed.since == BEFORE:
+        return row
+    told = list(row)
+    time = row[_TIME]
+    assert isinstance(time, int)
+    told[_FROM : _FROM + 2] = freed.client_id or None, freed.instance_id or None
+    told[_UNOWNED] = time - freed.since
+    return tuple(told)
+
+
+_LEASE = ["partition", "group", "topic", "topic_partition"]
+
+
+def statistics_rows(
+    out: Path, results: Iterable[TaskResult], unowned: Mapping[int, Mapping[LeaseKey, int]]
+) -> list[Row]:
+    """All rows, with `partition`. `out`: the folder of the written tables."""
+    rows: list[Row] = []
+    open_gaps = {(cp, *key): ms for cp, gaps in unowned.items() for key, ms in gaps.items()}
+    takeovers = table_at(out / "takeovers", "takeovers")
+    for how, (name, column) in TAKEOVERS.items():
+        found = takeovers.to_table(columns=[*_LEASE, column], filter=pc.field("how") == how).group_by(_LEASE)
+        measured = found.aggregate([(column, each) for each in ("count", "sum", "min", "approximate_median", "max")])
+        for row in measured.to_pylist():
+            lease = tuple(row[each] for each in _LEASE)
+            values = [row[f"{column}_{each}"] for each in ("count", "sum", "min", "approximate_median", "max")]
+            rows.append((name, *lease, None, *values))
+            if how == "handed over":
+                gap = open_gaps.pop(lease, None)
+                ms = values[1] or 0
+                rows.append(_counted("unowned_ms", lease, values[0] + (gap is not None), ms + (gap or 0)))
+    rows += [_counted("unowned_ms", lease, 1, gap) for lease, gap in open_gaps.items()]
+    rows += _churn(out)
+    rows += _codes(results)
+    return sorted(rows, key=lambda row: tuple((value is not None, value) for value in row[:6]))
+
+
+def _counted(name: str, lease: tuple[Any, ...], count: int, total: int | None = None) -> Row:
+    return (name, *lease, None, count, total, None, None, None)
+
+
+def _churn(out: Path) -> list[Row]:
+    """Number of grants of each lease, and of its clients."""
+    held = table_at(out / "ownership", "ownership").to_table(columns=[*_LEASE, "client"]).group_by(_LEASE)
+    rows: list[Row] = []
+    for row in held.aggregate([("client", "count"), ("client", "count_distinct")]).to_pylist():
+        lease = tuple(row[each] for each in _LEASE)
+        rows.append(_counted("tenures", lease, row["client_count"]))
+        rows.append(_counted("owners", lease, row["client_count_distinct"]))
+    return rows
+
+
+def _codes(results: Iterable[TaskResult]) -> list[Row]:
+    counts: dict[tuple[str, int, str], int] = {}
+    for result in results:
+        for name, found in (("accepted", result.accepted), ("rejected", result.rejected)):
+            for code, count in found.items():
+                counts[name, result.partition, code] = counts.get((name, result.partition, code), 0) + count
+    return [
+        (name, partition, None, None, None, code, count, None, None, None, None)
+        for (name, partition, code), count in counts.items()
+    ]

@@ -1,4 +1,4 @@
-"""Parquet files of an audit: the log in pieces that can be read independently, and the tables.
+"""The tables of an audit, and its Parquet files: the log in pieces that can be read independently, and the tables.
 
 Executors read and write these files with Arrow. Through the JVM a record would be copied several times, which costs
 more than replaying it: as measured, one process was then faster than two executors.
@@ -16,11 +16,119 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from kafka_marshal.errors import AuditError
-from kafka_marshal.pipeline.audit.schemas import LOG, TABLES, Row
 from rationalizer.dump import DumpHeader
+
+#: A row before it is written: its values except `partition`, which is the same in all of a file.
+Row = tuple[object, ...]
+
+#: The log itself, with the columns of a dump (D1).
+LOG: Final = pa.schema(
+    [
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.int64(), nullable=False),
+        pa.field("value", pa.binary()),
+    ]
+)
+
+_TYPES: Final = {
+    "boolean": pa.bool_(),
+    "double": pa.float64(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "string": pa.string(),
+    "strings": pa.list_(pa.string()),
+}
+
+
+def _columns(text: str) -> pa.Schema:
+    """The columns of a table, each with the name of its type."""
+    return pa.schema([(name, _TYPES[kind]) for name, kind in map(str.split, text.split(","))])
+
+
+_LEASE: Final = "group string, topic string, topic_partition int"
+_HOLDER: Final = "client string, instance string, epoch long"
+_SPAN: Final = "from_offset long, from_time long, to_offset long, to_time long"
+
+TABLES: Final[dict[str, pa.Schema]] = {
+    # Every record: `accepted`, `code`, `log_time`, `epoch`, `entries`, `generation`, `member` as in D2. `last_offset`:
+    # what it reports as done (for ClaimingMessages, its proposal). Names are null in records too malformed to have any.
+    "records": _columns(
+        "partition int, offset long, timestamp long, log_time long, type string, accepted boolean, code string, "
+        "epoch long, group string, client string, instance string, topic string, topic_partition int, "
+        "last_offset long, entries strings, generation long, member string"
+    ),
+    # One row for each tenure of a lease, at the log's offsets from_offset … to_offset − 1. A null from_time: it began
+    # before the retained log. `ended`: released, replaced, restarted, forgotten or open.
+    "ownership": _columns(f"{_LEASE}, {_HOLDER}, partition int, {_SPAN}, ended string"),
+    # One row for each run of data offsets, `first` … `last`, that a record marked as done, and its sender; each offset
+    # is in at most one row unless the position was set back. `what`: done (and all below), range, topic (a mark: P12),
+    # granted (at most once), shared (by several members, by key), settled (it had been open), discarded (it was open;
+    # by an operator), or repositioned (no first and last; `stable` is the new position). `stable` and `granted`:
+    # afterwards, -1 for none. `epoch`: in a coordinated group, the token of the piece.
+    "progress": _columns(
+        f"{_LEASE}, {_HOLDER}, partition int, offset long, time long, what string, first long, last long, "
+        "stable long, granted long"
+    ),
+    # Violations; see invariants.py. `holder` is the lease's holder by the log before.
+    "violations": _columns(f"kind string, partition int, offset long, time long, {_LEASE}, {_HOLDER}, detail string"),
+    # A lease changed holders. `how`: handed over (it was released), replaced (the old holder was silent for more than
+    # 2·HI), restarted (C7). silent_ms: since the old holder's last heartbeat; unowned_ms: since its release, null if it
+    # was not released or that was before the retained log.
+    "takeovers": _columns(
+        f"{_LEASE}, {_HOLDER}, partition int, time long, how string, from_client string, "
+        "from_instance string, silent_ms long, unowned_ms long"
+    ),
+    # One row for each rebalance of a coordinated group (G16). `generation` is its record's offset. `reason`: joined,
+    # joined again, restarted, left, died, topics changed, configured, checkpoint or rollback. `client`: sender of the
+    # record. `died`: members whose session expired. `members`: after it. `moved`: pieces that changed owner at once.
+    # `revoked`: pieces whose owner must release them.
+    "generations": _columns(
+        "group string, generation long, partition int, time long, reason string, client string, "
+        "died strings, members int, moved int, revoked int"
+    ),
+    # One row for each tenure of key hashes lo … hi of a partition under one fencing token. from and to as in
+    # `ownership`. `ended`: `let go`, left, died, restarted, forgotten or open. unowned_ms: without an owner before,
+    # since the last one released them, left, or sent its last heartbeat; null if there was none or it is unknown.
+    "assignments": _columns(
+        f"{_LEASE}, lo long, hi long, client string, instance string, token long, partition int, {_SPAN}, "
+        "ended string, unowned_ms long"
+    ),
+    # One row for each share of a lease (B1). lo and hi: its key hashes, null for batches. from and to as in
+    # `ownership`. `ended`: released, replaced (silent, and a claim overlapped it), expired (silent, and another sharer
+    # took a batch or needed room), forgotten or open. silent_ms: from its last beat to its end, null while it is open.
+    "shares": _columns(f"{_LEASE}, {_HOLDER}, lo long, hi long, partition int, {_SPAN}, ended string, silent_ms long"),
+    # One row for each run of messages, first … last, that were open alike (H1), from the record that opened them to the
+    # one that closed them. `client`, `instance`: who closed them, or took, opened or parked them last, operators aside;
+    # `epoch` is null in coordinated groups. `tries`: as the log has them, before and after redrives. `reason`: of the
+    # last park. `ended`: done, discarded (by an operator), granted (at most once), repositioned, forgotten, lost, open.
+    "holes": _columns(
+        f"{_LEASE}, first long, last long, key_hash long, {_HOLDER}, partition int, {_SPAN}, tries long, "
+        "parks long, redrives long, reason string, ended string"
+    ),
+    # name: takeover_ms, handover_ms, restart_ms, unowned_ms, tenures, owners (each of one lease); accepted, rejected
+    # (each of one CP and code). `count` items of `total` ms in all; the other three describe single items.
+    "statistics": _columns(
+        f"name string, partition int, {_LEASE}, code string, count long, total long, min long, median double, max long"
+    ),
+}
+
+#: `how` of a takeover → the name of its statistic, and the column with how long it took.
+TAKEOVERS: Final = {
+    "replaced": ("takeover_ms", "silent_ms"),
+    "handed over": ("handover_ms", "unowned_ms"),
+    "restarted": ("restart_ms", "silent_ms"),
+}
+
+
+def table_at(folder: Path, name: str) -> Any:
+    """A table's files as a pyarrow dataset."""
+    return ds.dataset(folder, format="parquet", schema=TABLES[name])
+
 
 #: Rows of a row group of the log: a task of modest memory can hold several.
 _GROUP_ROWS: Final = 65_536

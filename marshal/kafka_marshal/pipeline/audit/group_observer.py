@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from kafka_marshal.pipeline.audit.hole_observer import HoleObserver, Sender, progress_of
-from kafka_marshal.pipeline.audit.invariants import Kind, Watched
-from kafka_marshal.pipeline.audit.piece_spans import (
-    EndedPiece,
-    PieceSpan,
-    PieceSpans,
-    assignment_row,
-)
-from kafka_marshal.pipeline.audit.schemas import Row
-from kafka_marshal.pipeline.audit.watched_checkpoints import (
+from kafka_marshal.pipeline.audit.invariants import NO_OWNER, Kind, Notes, Watched
+from kafka_marshal.pipeline.audit.watched_group import (
     ANSWER,
     BEGIN,
-    KEEP,
-    ROLLBACK,
-    Done,
-    WatchedCheckpoints,
-)
-from kafka_marshal.pipeline.audit.watched_group import (
     COMMIT,
     CONFIGURE,
     JOIN,
+    KEEP,
+    ROLLBACK,
     SETTLE,
+    Done,
+    EndedPiece,
     Event,
+    PieceSpan,
+    PieceSpans,
+    WatchedCheckpoints,
     WatchedGroup,
+    assignment_row,
     is_release,
     pieces_in,
 )
@@ -44,43 +39,17 @@ from rationalizer.wire.wellformed import RETIRE, START
 GROUP_TYPES: Final = frozenset({*range(JOIN, CONFIGURE + 1), BEGIN, ANSWER, ROLLBACK, KEEP})
 
 
-class Report(Protocol):
-    """Takes a violation: its subject (topic and partition may be None), the owner until then, and a description."""
-
-    def __call__(
-        self,
-        kind: Kind,
-        about: tuple[str, str | None, int | None],
-        owner: tuple[str | None, str | None, int | None],
-        detail: str,
-    ) -> None: ...
-
-
-#: Owner of a violation that concerns no owner in particular.
-_NO_OWNER: Final = (None, None, None)
-
-
 class GroupObserver:
-    """Follows all coordinated groups of one CP. Adds rows to `rows`, by table; the caller writes and clears them."""
+    """Follows all coordinated groups of one CP."""
 
-    def __init__(
-        self,
-        world: World,
-        rows: Mapping[str, list[Row]],
-        pauses: Mapping[str, tuple[str, int]],
-        holes: HoleObserver,
-        report: Report,
-    ) -> None:
-        self._world = world
-        self._rows = rows
-        self._pauses = pauses
+    def __init__(self, notes: Notes, holes: HoleObserver) -> None:
+        self._world = world = notes.world
+        self._notes = notes
         self._holes = holes
-        self._report = report
         self._groups = {group.group_id: WatchedGroup.of(group) for group in world.groups()}
         self.spans: PieceSpans = PieceSpans()
         #: Ended spans that began, or may have a predecessor that began, before this replay.
         self.ended: list[EndedPiece] = []
-        self._at = (world.next_offset, world.log_time)
         for group in world.groups():
             self.spans.begin(group.group_id)
             for place in group.partitions():
@@ -92,15 +61,14 @@ class GroupObserver:
         """Whether the group is a coordinated one."""
         return group_id in self._groups
 
-    def record(self, kind: int, message: Any, outcome: Outcome, at: tuple[int, int], is_claimed: bool) -> None:
-        """A record of `GROUP_TYPES` that reached its group, at (offset, log time)."""
-        self._at = at
-        group_id = message.group_id
+    def record(self, kind: int, message: Any, outcome: Outcome, is_claimed: bool) -> None:
+        """A record of `GROUP_TYPES` that reached its group."""
+        at, group_id = self._notes.at, message.group_id
         group, watched = self._world.group(group_id), self._groups.get(group_id)
         if kind == SETTLE:
             self._holes.name(message)
         if not outcome.accepted:
-            self._holes.compare_group(group, message, at)
+            self._holes.compare_group(group, message)
             if watched is not None and (group is None or group.generation != watched.generation):
                 self._about_group(Kind.GENERATION, group_id, "a record that was rejected began a generation")
                 self._resume(group_id, group)
@@ -109,7 +77,7 @@ class GroupObserver:
             self._about_group(Kind.TWO_KINDS, group_id, f"{outcome.type} was accepted, and the group has leases")
         if watched is None:
             watched = self._groups[group_id] = WatchedGroup(group_id, at[0])
-        early = _left_before(watched, group, message, outcome, self._at[1])
+        early = _left_before(watched, group, message, outcome, at[1])
         event = watched.take(kind, message, *at, outcome.member)
         event.gone.update(early)
         if group is None or event.stale:
@@ -121,9 +89,9 @@ class GroupObserver:
         if kind == SETTLE:
             place = (message.topic, message.partition)
             done = watched.done.get(place)
-            by = _settler(watched, event, message, self._pauses.get(group_id), at[1])
+            by = _settler(watched, event, message, self._notes.pauser(group_id))
             stable = NOTHING_DONE if done is None else done.stable
-            self._holes.settle((group_id, *place), by, message, entries, at, stable)
+            self._holes.settle((group_id, *place), by, message, entries, stable)
             self._settled(watched, group, message)
         if kind == COMMIT:
             self._take_entries(watched, event, message, entries)
@@ -135,12 +103,11 @@ class GroupObserver:
                 self._compare(watched, group, event, *place)
         if kind == COMMIT:
             self._compare_progress(watched, group, message, entries)
-        self._holes.compare_group(group, message, at)
+        self._holes.compare_group(group, message)
 
-    def forget(self, message: Any, at: tuple[int, int]) -> None:
+    def forget(self, group_id: str) -> None:
         """C16."""
-        self._at = at
-        group_id = message.group_id
+        at = self._notes.at
         watched = self._groups.pop(group_id, None)
         if watched is None:
             return
@@ -160,7 +127,7 @@ class GroupObserver:
             for topic, partition in list(watched.done):
                 self._compare_done(watched, group, topic, partition, None)
             for place in group.partitions():
-                self._holes.compare((group_id, *place), progress_of(group, *place), self._at, whole=True)
+                self._holes.compare((group_id, *place), progress_of(group, *place), whole=True)
 
     # -- record by record ------------------------------------------------------------------------------
 
@@ -176,19 +143,19 @@ class GroupObserver:
             else:
                 allowed = watched.owns(event.slot, topic, partition, lo, hi, event.generation)
             if not allowed:
-                self._report(
+                self._notes.report(
                     Kind.STALE_GENERATION,
                     (group_id, topic, partition),
-                    _owner(watched, topic, partition, lo),
                     f"a commit of {client}/{instance}, generation {event.generation}, took effect for keys that it did "
                     "not own in that generation",
+                    _owner(watched, topic, partition, lo),
                 )
             if is_release(entry, code):
                 event.released.setdefault((topic, partition), []).append((lo, hi))
 
     def _rebalanced(self, watched: WatchedGroup, group: Group, event: Event, message: Any) -> None:
         """G16."""
-        offset, log_time = self._at
+        offset, log_time = self._notes.at
         if group.generation != offset or group.generation <= watched.generation:
             self._about_group(
                 Kind.GENERATION,
@@ -198,20 +165,8 @@ class GroupObserver:
         watched.generation = group.generation
         self._compare_members(watched, group)
         moved, revoked = self._compare_all(watched, group, event)
-        reason = event.reason
-        self._rows["generations"].append(
-            (
-                group.group_id,
-                group.generation,
-                log_time,
-                reason,
-                message.client_id,
-                event.died,
-                len(group.members),
-                moved,
-                revoked,
-            )
-        )
+        began = group.group_id, group.generation, log_time, event.reason, message.client_id, event.died
+        self._notes.rows["generations"].append((*began, len(group.members), moved, revoked))
 
     def _kept_generation(self, watched: WatchedGroup, group: Group, event: Event) -> None:
         if event.gone:
@@ -230,7 +185,7 @@ class GroupObserver:
         """Continue from the state, so that one fault is reported once."""
         if group is None:
             self._groups.pop(group_id, None)
-            self._end(self.spans.forget(group_id, self._at))
+            self._end(self.spans.forget(group_id, self._notes.at))
             return
         made = self._groups[group_id].made if group_id in self._groups else -1
         watched = self._groups[group_id] = WatchedGroup.of(group)
@@ -239,7 +194,7 @@ class GroupObserver:
             place = (group_id, topic, partition)
             pieces = watched.pieces.get((topic, partition), ())
             ended, _ = self.spans.change(
-                place, pieces, self._at, _names(self._world, group_id), lambda _: ("taken", self._at[1])
+                place, pieces, self._notes.at, _names(self._world, group_id), lambda _: ("taken", self._notes.at[1])
             )
             self._end(ended)
 
@@ -269,15 +224,15 @@ class GroupObserver:
             if span.slot in event.gone:
                 return event.gone[span.slot]
             if watched.released(event, place, span):
-                return "let go", self._at[1]
+                return "let go", self._notes.at[1]
             if watched.handed_over(event, place, span):
-                return "handed over", self._at[1]
+                return "handed over", self._notes.at[1]
             if event.reset:
-                return "put back", self._at[1]
+                return "put back", self._notes.at[1]
             found.add(Kind.TWO_OWNERS_OF_A_KEY, span, "keys were taken from a living owner that had not released them")
-            return "taken", self._at[1]
+            return "taken", self._notes.at[1]
 
-        ended, begun = self.spans.change(place, disjoint, self._at, _names(self._world, group.group_id), how)
+        ended, begun = self.spans.change(place, disjoint, self._notes.at, _names(self._world, group.group_id), how)
         for old, new in begun:
             least = max(watched.made - 1, -1 if old is None else old.token)
             if not least < new.token <= group.generation:
@@ -288,14 +243,14 @@ class GroupObserver:
                 )
         for kind, (span, why) in found.all.items():
             owner = (span.client or None, span.instance or None, span.token)
-            self._report(kind, place, owner if span.owned else _NO_OWNER, why)
+            self._notes.report(kind, place, why, owner if span.owned else NO_OWNER)
         self._end(ended)
         if pieces:
             watched.pieces[at] = pieces
         else:
             watched.pieces.pop(at, None)
         moved = sum(old is not None and old.owned and old.slot != new.slot for old, new in begun)
-        return moved, sum(piece.revoked == group.generation == self._at[0] for piece in pieces)
+        return moved, sum(piece.revoked == group.generation == self._notes.at[0] for piece in pieces)
 
     def _check_state(self, pieces: Sequence[Piece], group: Group, found: _Faults) -> list[Piece]:
         """Check the state by itself; returns the pieces without those that overlap another."""
@@ -319,7 +274,7 @@ class GroupObserver:
             if each.span.since == BEFORE or each.span.looks_back:
                 self.ended.append(each)
             else:
-                self._rows["assignments"].append(assignment_row(each.place, each.span, each))
+                self._notes.rows["assignments"].append(assignment_row(each.place, each.span, each))
 
     # -- checkpoints (section 7) -----------------------------------------------------------------------
 
@@ -344,7 +299,7 @@ class GroupObserver:
         event.reset = own.hold and bool(owners & (event.gone.keys() - leavers))
         if kind == BEGIN and state.barrier is not None:
             own.barrier = state.barrier.id
-        elif kind == BEGIN or (kind == COMMIT and state.newest == self._at[0]):
+        elif kind == BEGIN or (kind == COMMIT and state.newest == self._notes.at[0]):
             keys = {(entry[0], entry[1]) for entry in message.entries} if kind == COMMIT else ()
             _made(own, group, state.newest, keys)
         elif kind == COMMIT:
@@ -365,8 +320,8 @@ class GroupObserver:
         if why := own.why_not_complete(owners):
             self._about_group(Kind.CHECKPOINT, group.group_id, f"checkpoint {own.barrier} is complete, and {why}")
         event.completed = replace(own, answers=dict(own.answers))
-        event.gone.update(watched.leave_at_checkpoint(self._at[1]))
-        leavers = {slot for slot in own.leavers() if event.gone.get(slot) == ("left", self._at[1])}
+        event.gone.update(watched.leave_at_checkpoint(self._notes.at[1]))
+        leavers = {slot for slot in own.leavers() if event.gone.get(slot) == ("left", self._notes.at[1])}
         if leavers and message.type != JOIN:
             event.reason = "left"
         if not leavers and not event.died and event.reason == "died":
@@ -390,13 +345,12 @@ class GroupObserver:
         touched = {}
         for topic, partition, lo, hi, _, through, ranges, _ in message.entries:
             at = (topic, partition)
-            done = watched.done.setdefault(at, Watched((group.group_id, *at)))
-            touched[at] = done
+            done = touched[at] = watched.done_of(at)
             token = _owner(watched, topic, partition, lo)[2]
             if ranges:
-                self._done_rows(done, message, token, "range", done.commit(ranges))
+                self._holes.write_done(done, _by(message, token), "range", done.commit(ranges))
             elif through is not None and lo == 0 and hi == MAX_KEY_HASH and at not in watched.keyed:
-                self._done_rows(done, message, token, "done", done.through(through))
+                self._holes.write_done(done, _by(message, token), "done", done.through(through))
         for at in touched.keys() - sets:
             self._compare_done(watched, group, *at, message)
 
@@ -406,12 +360,12 @@ class GroupObserver:
         kept = group.kept(*key)
         if kept is None or kept.progress.pieces is not None or key in watched.keyed:
             return
-        done = watched.done.setdefault(key, Watched((group.group_id, *key)))
+        done = watched.done_of(key)
         token = _owner(watched, *key, 0)[2]
         if kept.progress.stable > done.stable:
-            self._done_rows(done, sender, token, "done", done.through(kept.progress.stable))
+            self._holes.write_done(done, (*sender, token), "done", done.through(kept.progress.stable))
         if kept.progress.ranges:
-            self._done_rows(done, sender, token, "range", done.commit(tuple(kept.progress.ranges)))
+            self._holes.write_done(done, (*sender, token), "range", done.commit(tuple(kept.progress.ranges)))
 
     def _went_back(self, watched: WatchedGroup, own: WatchedCheckpoints, group: Group, message: Any) -> None:
         """X8: what is done is what the checkpoint had."""
@@ -424,38 +378,34 @@ class GroupObserver:
             found = Done.in_state(group, key)
             if found != done:
                 why = f"after going back to checkpoint {target} the state has {found}, and the checkpoint had {done}"
-                self._report(Kind.CHECKPOINT, (group.group_id, *key), _NO_OWNER, why)
+                self._notes.report(Kind.CHECKPOINT, (group.group_id, *key), why)
             watched.adopt_progress(group, *key)
             if key in watched.done:
-                self._done_rows(watched.done[key], message, None, "rolled back", [(None, None)])
+                self._holes.write_position(watched.done[key], _by(message), "rolled back")
 
     # -- progress --------------------------------------------------------------------------------------
 
     def _compare_progress(self, watched: WatchedGroup, group: Group, message: Any, entries: Sequence[str]) -> None:
         """G14, G21: apply what was accepted, and compare the state with it."""
-        client, group_id, member_id = message.client_id, message.group_id, message.member_id
-        touched: dict[tuple[str, int], bool] = {}
+        client, member_id = message.client_id, message.member_id
+        touched = {}
         for entry, code in zip(message.entries, entries, strict=True):
             topic, partition, lo, hi, _, through, ranges, _ = entry
             if code not in codes.ACCEPTED or (through is None and not ranges):
                 continue
             at = (topic, partition)
-            done = watched.done.get(at)
-            if done is None:
-                done = watched.done[at] = Watched((group_id, *at))
+            done = touched[at] = watched.done_of(at)
             token = _owner(watched, topic, partition, lo)[2]
-            touched.setdefault(at, False)
             if through is None:
-                self._done_rows(done, message, token, "range", done.commit(ranges))
+                self._holes.write_done(done, _by(message, token), "range", done.commit(ranges))
             elif not member_id:
-                touched[at] = True
                 self._reposition(done, client, through)
                 if code == codes.REPOSITIONED:
-                    self._holes.reposition(done.key, through, self._at)
+                    self._holes.reposition(done.key, through)
                 watched.keyed.pop(at, None)
-                self._done_rows(done, message, None, "repositioned", [(None, None)])
+                self._holes.write_position(done, _by(message), "repositioned")
             elif lo == 0 and hi == MAX_KEY_HASH and at not in watched.keyed:
-                self._done_rows(done, message, token, "done", done.through(through))
+                self._holes.write_done(done, _by(message, token), "done", done.through(through))
         for at in touched:
             self._compare_done(watched, group, *at, message)
 
@@ -465,18 +415,17 @@ class GroupObserver:
         kept = group.kept(*place)
         if kept is None:
             return
-        done = watched.done.setdefault(place, Watched((group.group_id, *place)))
+        done = watched.done_of(place)
         if kept.progress.stable < done.stable:
             return
         for what, run in self._holes.made_done(done, kept.progress, "shared"):
-            self._done_rows(done, message, None, what, [run])
+            self._holes.write_done(done, _by(message), what, [run])
         watched.adopt_progress(group, *place)
 
     def _reposition(self, done: Watched, client: str, through: int) -> None:
-        pause = self._pauses.get(done.key[0])
-        if through < done.stable and (pause is None or pause[0] != client or self._at[1] >= pause[1]):
+        if through < done.stable and self._notes.pauser(done.key[0]) != client:
             why = f"{client} set the position from {done.stable} back to {through} without having the group paused"
-            self._report(Kind.PROGRESS_BACK, done.key, _NO_OWNER, why)
+            self._notes.report(Kind.PROGRESS_BACK, done.key, why)
         done.reposition(through)
 
     def _compare_done(self, watched: WatchedGroup, group: Group, topic: str, partition: int, message: Any) -> None:
@@ -486,28 +435,22 @@ class GroupObserver:
         keyed = watched.keyed.get(at, [(0, MAX_KEY_HASH, done.stable)])
         owner = _owner(watched, topic, partition, 0)
         if kept is None:
-            self._report(Kind.PROGRESS_BACK, done.key, owner, f"the state knows no progress; stable was {done.stable}")
+            why = f"the state knows no progress; stable was {done.stable}"
+            self._notes.report(Kind.PROGRESS_BACK, done.key, why, owner)
         else:
             progress = kept.progress
             if progress.stable < done.stable or _is_less(progress.done_through, keyed):
                 why = f"stable is {progress.stable}, and was {done.stable}; by key: {_text(progress.done_through)}"
-                self._report(Kind.PROGRESS_BACK, done.key, owner, f"{why}, and was {_text(keyed)}")
+                self._notes.report(Kind.PROGRESS_BACK, done.key, f"{why}, and was {_text(keyed)}", owner)
             elif any(not all(map(progress.has_passed, ends)) for ends in done.ranges.pairs()):
-                self._report(Kind.PROGRESS_BACK, done.key, owner, "offsets that were done out of order are so no more")
+                why = "offsets that were done out of order are so no more"
+                self._notes.report(Kind.PROGRESS_BACK, done.key, why, owner)
             elif progress.stable > done.stable and message is not None:
-                self._done_rows(done, message, None, "shared", done.through(progress.stable))
+                self._holes.write_done(done, _by(message), "shared", done.through(progress.stable))
         watched.adopt_progress(group, topic, partition)
 
-    def _done_rows(self, done: Watched, by: Any, token: int | None, what: str, runs: Sequence[Any]) -> None:
-        """by: the record, or its (client_id, instance_id)."""
-        sender = by if type(by) is tuple else (by.client_id, by.instance_id)
-        is_position = what in ("repositioned", "rolled back")
-        for first, last in runs if is_position else self._holes.not_open(done.key, runs):
-            names = (*done.key, *sender, token)
-            self._rows["progress"].append((*names, *self._at, what, first, last, done.stable, done.granted))
-
     def _about_group(self, kind: Kind, group_id: str, detail: str) -> None:
-        self._report(kind, (group_id, None, None), _NO_OWNER, detail)
+        self._notes.report(kind, (group_id, None, None), detail)
 
 
 def _names(world: World, group_id: str) -> Callable[[int], tuple[str, str]]:
@@ -521,12 +464,17 @@ def _names(world: World, group_id: str) -> Callable[[int], tuple[str, str]]:
     return names
 
 
-def _settler(watched: WatchedGroup, event: Event, message: Any, pause: tuple[str, int] | None, log_time: int) -> Sender:
+def _by(message: Any, token: int | None = None) -> tuple[str, str, int | None]:
+    """(client, instance, token) of a record."""
+    return message.client_id, message.instance_id, token
+
+
+def _settler(watched: WatchedGroup, event: Event, message: Any, pauser: str | None) -> Sender:
     """Who settles (H4): a member has the keys of the pieces that it owned before, in a generation that it knew."""
     names = (message.client_id, message.instance_id)
     if event.slot is None:
-        is_pausing = pause is not None and pause[0] == message.client_id and log_time < pause[1]
-        return Sender(*names, makes=is_pausing and not watched.members, is_operator=True)
+        makes = pauser == message.client_id and not watched.members
+        return Sender(*names, makes=makes, is_operator=True)
     pieces = watched.pieces.get((message.topic, message.partition), ())
     mine = [each for each in pieces if each.owner == event.slot and each.since <= event.generation]
     return Sender(*names, keys=[(each.lo, each.hi) for each in mine], makes=True)
@@ -537,7 +485,7 @@ def _owner(watched: WatchedGroup, topic: str, partition: int, key: int) -> tuple
     for piece in watched.touched(topic, partition, key, key):
         if (member := watched.members.get(piece.owner)) is not None:
             return member.client, member.instance, piece.since
-    return _NO_OWNER
+    return NO_OWNER
 
 
 def _left_before(

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
-from kafka_marshal.pipeline.audit.invariants import Kind, Watched
-from kafka_marshal.pipeline.audit.schemas import Row
+from kafka_marshal.pipeline.audit.files import Row
+from kafka_marshal.pipeline.audit.invariants import KEPT_ROWS, Kind, Notes, Watched
 from rationalizer import CommitOffsets, Group, SettleOffsets, codes
 from rationalizer.history import BEFORE, LeaseKey
 from rationalizer.holes import NO_KEY, NO_OWNER, Hole, Holes
 from rationalizer.progress import Progress
 
-#: Rows that are buffered before they are written: one record may close 10,000 holes.
-KEPT_ROWS: Final = 16_384
-
 #: How open messages ended → `what` of their rows in `progress`.
 _DONE_AS: Final = {"done": "settled", "discarded": "discarded", "granted": "granted"}
-
-#: Takes a kind of violation, the partition, its owner, and a sentence.
-Report = Callable[[Kind, LeaseKey, tuple[str | None, str | None, int | None], str], None]
 
 
 class OpenRun(NamedTuple):
@@ -130,12 +124,10 @@ def with_history(run: OpenRun, before: Sequence[OpenRun]) -> Iterator[OpenRun]:
 
 
 class HoleObserver:
-    """The open messages of all partitions of one CP. Adds rows to `rows`; `write` is called where they are many."""
+    """The open messages of all partitions of one CP."""
 
-    def __init__(self, rows: list[Row], write: Callable[[str, list[Row]], None], report: Report) -> None:
-        self._rows = rows
-        self._write = write
-        self._report = report
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
         #: By partition, of those that have open messages.
         self.open: dict[LeaseKey, Holes] = {}
         #: Ended, and open where the replay began.
@@ -167,22 +159,20 @@ class HoleObserver:
         self._touched += [(first, last) for first, last, *_ in message.open]
         self._touched += [(offset, offset) for offset, *_ in message.parked]
 
-    def settle(
-        self, key: LeaseKey, by: Sender, message: Any, answers: Sequence[str], at: tuple[int, int], stable: int
-    ) -> None:
-        """Entries of an accepted record at (offset, log time). stable: what was done before it."""
-        seen = min(message.seen, at[0])
+    def settle(self, key: LeaseKey, by: Sender, message: Any, answers: Sequence[str], stable: int) -> None:
+        """Entries of an accepted record. stable: what was done before it."""
+        seen = min(message.seen, self._notes.offset)
         taken = iter(answers)
         for first, last in message.done:
             if next(taken) == codes.OK:
-                self._close(key, by, first, last, seen, at)
+                self._close(key, by, first, last, seen)
         entries = [*((*entry, None) for entry in message.open)]
         entries += [(offset, offset, *rest) for offset, *rest in message.parked]
         for first, last, key_hash, attempts, reason in entries:
             if next(taken) in codes.ACCEPTED:
-                self._make(key, by, (first, last), (key_hash, attempts, reason), seen, at, stable)
+                self._make(key, by, (first, last), (key_hash, attempts, reason), seen, stable)
 
-    def _close(self, key: LeaseKey, by: Sender, first: int, last: int, seen: int, at: tuple[int, int]) -> None:
+    def _close(self, key: LeaseKey, by: Sender, first: int, last: int, seen: int) -> None:
         for low, high, was in _parts(self._holes(key), first, last):
             if was is None:
                 continue
@@ -190,9 +180,9 @@ class HoleObserver:
                 self._out_of_reach(key, by, "settled", was)
             run = was._replace(first=low, last=high)
             if by.is_operator:
-                self._end(key, run, "discarded", at)
+                self._end(key, run, "discarded")
             else:
-                self._end(key, run._replace(client=by.client, instance=by.instance, epoch=by.epoch), "done", at)
+                self._end(key, run._replace(client=by.client, instance=by.instance, epoch=by.epoch), "done")
         self._put(key, first, last, [])
 
     def _make(
@@ -202,17 +192,18 @@ class HoleObserver:
         span: tuple[int, int],
         said: tuple[int | None, int, str | None],
         seen: int,
-        at: tuple[int, int],
         stable: int,
     ) -> None:
         """An open or parked entry (H3). said: key hash, attempts, reason."""
         key_hash, attempts, reason = NO_KEY if said[0] is None else said[0], *said[1:]
-        made = []
+        at, made = self._notes.at, []
         for low, high, was in _parts(self._holes(key), *span):
             if was is None:
                 if not by.may_open(key_hash) or low <= stable:
                     why = "are done" if low <= stable else "are not its own"
-                    self._fault(Kind.OUT_OF_REACH, key, f"{by} opened the offsets {low} … {high}, which {why} (H3)")
+                    self._notes.report(
+                        Kind.OUT_OF_REACH, key, f"{by} opened the offsets {low} … {high}, which {why} (H3)"
+                    )
                 run = OpenRun(low, high, NO_OWNER, at[0], attempts, key_hash, reason, *at)
             else:
                 if not by.reaches(was, seen):
@@ -229,17 +220,16 @@ class HoleObserver:
             made.append(run)
         self._put(key, *span, made)
 
-    def take(
-        self, key: LeaseKey, by: Sender, taken: tuple[int, int], for_good: bool, at: tuple[int, int], stable: int
-    ) -> None:
+    def take(self, key: LeaseKey, by: Sender, taken: tuple[int, int], for_good: bool, stable: int) -> None:
         """A sharer was given a batch (B5). for_good: at most once."""
+        at = self._notes.at
         self._touched.append(taken)
         given = []
         for low, high, was in _parts(self._holes(key), *taken):
             run = OpenRun(low, high, by.owner, at[0], 1, NO_KEY, None, *at)
             if was is None and low <= stable:
                 why = f"{by} took the offsets {low} … {high}, which are done (B5)"
-                self._fault(Kind.OUT_OF_REACH, key, why)
+                self._notes.report(Kind.OUT_OF_REACH, key, why)
             elif was is not None:
                 if not was.is_free:
                     self._out_of_reach(key, by, "took", was)
@@ -249,7 +239,7 @@ class HoleObserver:
             if not for_good:
                 given.append(run)
             elif was is not None:
-                self._end(key, run, "granted", at)
+                self._end(key, run, "granted")
         self._put(key, *taken, given)
 
     def disown(self, key: LeaseKey, epoch: int) -> None:
@@ -259,19 +249,19 @@ class HoleObserver:
             self._touched += [(hole.first, hole.last) for hole in holes.of(epoch)]
             holes.disown(epoch)
 
-    def reposition(self, key: LeaseKey, offset: int, at: tuple[int, int]) -> None:
+    def reposition(self, key: LeaseKey, offset: int) -> None:
         """The position was set: what is parked at or below it stays (C11, G21)."""
         for run in self.now().get(key, ()):
             self._touched.append((run.first, run.last))
             if run.reason is None or run.first > offset:
-                self._end(key, run, "repositioned", at)
+                self._end(key, run, "repositioned")
                 self._put(key, run.first, run.last, [])
 
-    def forget(self, group_id: str, at: tuple[int, int]) -> None:
+    def forget(self, group_id: str) -> None:
         """C16."""
         for key in [key for key in self.open if key[0] == group_id]:
             for run in self.now()[key]:
-                self._end(key, run, "forgotten", at)
+                self._end(key, run, "forgotten")
             del self.open[key]
 
     # -- what is done ----------------------------------------------------------------------------------
@@ -282,6 +272,18 @@ class HoleObserver:
         if holes is None:
             return list(runs)
         return [part[:2] for first, last in runs for part in _parts(holes, first, last) if part[2] is None]
+
+    def write_done(self, watched: Watched, by: Sequence[Any], what: str, runs: Iterable[Any]) -> None:
+        """Rows of `progress`: by (client, instance, epoch) these runs are done; open messages are left out."""
+        self._write(watched, by, what, self.not_open(watched.key, runs))
+
+    def write_position(self, watched: Watched, by: Sequence[Any], what: str) -> None:
+        """A row of `progress`: the position was set."""
+        self._write(watched, by, what, [(None, None)])
+
+    def _write(self, watched: Watched, by: Sequence[Any], what: str, runs: Iterable[tuple[Any, Any]]) -> None:
+        names = (*watched.key, *by, *self._notes.at, what)
+        self._notes.rows["progress"] += [(*names, *run, watched.stable, watched.granted) for run in runs]
 
     def made_done(self, watched: Watched, progress: Progress, what: str) -> list[tuple[str, tuple[int, int]]]:
         """What the present record made done, or opened, each run with its `what`: else as given. `watched` follows."""
@@ -298,7 +300,7 @@ class HoleObserver:
 
     # -- the world compared with the outcomes ----------------------------------------------------------
 
-    def compare(self, key: LeaseKey, progress: Progress | None, at: tuple[int, int], *, whole: bool = False) -> None:
+    def compare(self, key: LeaseKey, progress: Progress | None, *, whole: bool = False) -> None:
         """Compare the state's open messages where the record touched them; whole: all of the partition."""
         spans, self._touched = self._touched, []
         mine, theirs = self.open.get(key), None if progress is None else progress.holes
@@ -314,20 +316,20 @@ class HoleObserver:
                     continue
                 if run is None:
                     why = f"the state has open messages in {low} … {high}; no record opened them"
-                    self._fault(Kind.OUT_OF_REACH, key, why)
+                    self._notes.report(Kind.OUT_OF_REACH, key, why)
                 elif None in there:
                     since = "since before the replay" if run.opened == BEFORE else f"since offset {run.opened}"
                     why = f"the offsets {low} … {high} were open {since}; no record closed them, and the state has none"
-                    self._fault(Kind.LOST, key, why)
+                    self._notes.report(Kind.LOST, key, why)
                 elif len(there) > 1 or there[0] is None or there[0][2:7] != run[2:7]:
                     why = f"the state has {there[0]!r}, where the log says {Hole(low, high, *run[2:7])!r}"
-                    self._fault(Kind.OUT_OF_REACH, key, why)
+                    self._notes.report(Kind.OUT_OF_REACH, key, why)
                 else:
                     continue
-                self._adopt(key, theirs, at)
+                self._adopt(key, theirs)
                 return
 
-    def compare_group(self, group: Group | None, message: Any, at: tuple[int, int]) -> None:
+    def compare_group(self, group: Group | None, message: Any) -> None:
         """Compare the partitions of a coordinated group that a settle names, or a commit that sets positions."""
         if message.type == SettleOffsets.TYPE:
             places = {(message.topic, message.partition)}
@@ -337,20 +339,20 @@ class HoleObserver:
             return
         for place in places:
             progress = None if group is None else progress_of(group, *place)
-            self.compare((message.group_id, *place), progress, at)
+            self.compare((message.group_id, *place), progress)
 
-    def _adopt(self, key: LeaseKey, theirs: Iterable[Hole], at: tuple[int, int]) -> None:
+    def _adopt(self, key: LeaseKey, theirs: Iterable[Hole]) -> None:
         """Continue from the state, so that one fault is reported once."""
         mine, runs = self._holes(key), []
         for hole in theirs:
             for low, high, was in _parts(mine, hole.first, hole.last):
                 _, _, owner, since, attempts, key_hash, reason = hole
-                now = OpenRun(*hole, *at) if was is None else was
+                now = OpenRun(*hole, *self._notes.at) if was is None else was
                 now = now._replace(owner=owner, since=since, attempts=attempts, key_hash=key_hash, reason=reason)
                 runs.append(now._replace(first=low, last=high))
             self._put(key, hole.first, hole.last, [])
         for run in self.now().get(key, ()):
-            self._end(key, run, "lost", at)
+            self._end(key, run, "lost")
         self.open.pop(key, None)
         if runs:
             self.open[key] = _runs(runs)
@@ -370,25 +372,22 @@ class HoleObserver:
         if not len(holes):
             del self.open[key]
 
-    def _end(self, key: LeaseKey, run: OpenRun, ended: str, at: tuple[int, int]) -> None:
+    def _end(self, key: LeaseKey, run: OpenRun, ended: str) -> None:
         if ended in _DONE_AS:
             self._closed.append((run.first, run.last, _DONE_AS[ended]))
-        end = EndedRun(key, run, *at, ended)
+        end = EndedRun(key, run, *self._notes.at, ended)
         if run.opened == BEFORE:
             self.ended.append(end)
             return
-        self._rows.append(hole_row(key, run, end))
-        if len(self._rows) >= KEPT_ROWS:
-            self._write("holes", self._rows)
-            self._rows.clear()
-
-    def _fault(self, kind: Kind, key: LeaseKey, detail: str) -> None:
-        self._report(kind, key, (None, None, None), detail)
+        rows = self._notes.rows["holes"]
+        rows.append(hole_row(key, run, end))
+        if len(rows) >= KEPT_ROWS:  # one record may close 10,000 holes
+            self._notes.flush(["holes"])
 
     def _out_of_reach(self, key: LeaseKey, by: Sender, did: str, run: OpenRun) -> None:
         of = "free" if run.owner == NO_OWNER else f"of the share {run.owner}"
         why = f"the offsets {run.first} … {run.last}, {of}, key hash {run.key_hash}, changed at {run.since}"
-        self._fault(Kind.OUT_OF_REACH, key, f"{by} {did} what it does not reach: {why} (H2)")
+        self._notes.report(Kind.OUT_OF_REACH, key, f"{by} {did} what it does not reach: {why} (H2)")
 
 
 def progress_of(group: Group, topic: str, partition: int) -> Progress | None:

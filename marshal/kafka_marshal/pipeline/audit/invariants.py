@@ -12,10 +12,13 @@ It is no second rationalizer: it checks no value, no routing and no pause, and d
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
-from rationalizer import Lease
+from kafka_marshal.pipeline.audit.files import TABLES, Row
+from rationalizer import Lease, World
 from rationalizer.history import BEFORE, LeaseKey
 from rationalizer.holes import NO_KEY
 from rationalizer.intervals import Intervals, union
@@ -61,8 +64,89 @@ class Kind(StrEnum):
     TWO_KINDS = "group that is claimed and coordinated"
 
 
+#: Rows that are buffered before they are written.
+KEPT_ROWS: Final = 16_384
+
+#: Takes a table's name and its rows.
+Write = Callable[[str, list[Row]], None]
+
+#: Owner of a violation that concerns no owner in particular.
+NO_OWNER: Final = (None, None, None)
+
+
+class Notes:
+    """What the observers of one replay share: the record at work, pauses, the rows of tables, violations."""
+
+    def __init__(self, world: World, write: Write) -> None:
+        """write: called where there are many rows, and at the end."""
+        self.world = world
+        #: By kind.
+        self.violations: dict[str, int] = {}
+        #: By table.
+        self.rows: dict[str, list[Row]] = {name: [] for name in TABLES if name != "statistics"}
+        #: Of the record at work.
+        self.offset: int = world.next_offset
+        self.log_time: int = world.log_time
+        #: Group → the client that has it paused, and until when.
+        self.pauses: dict[str, tuple[str, int]] = {
+            pause.group_id: (pause.client_id, pause.expires) for pause in world.pauses()
+        }
+        self._write = write
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """The offset and the log time of the record at work."""
+        return self.offset, self.log_time
+
+    def pauser(self, group_id: str) -> str | None:
+        """The client that has the group paused now."""
+        client, expires = self.pauses.get(group_id, (None, 0))
+        return client if self.log_time < expires else None
+
+    def report(
+        self,
+        kind: Kind,
+        about: tuple[str, str | None, int | None],
+        detail: str,
+        owner: tuple[str | None, str | None, int | None] = NO_OWNER,
+    ) -> None:
+        """Add a violation: what it is about (topic and partition may be None), and the owner until then."""
+        self.violations[kind] = self.violations.get(kind, 0) + 1
+        self.rows["violations"].append((str(kind), *self.at, *about, *owner, detail))
+
+    def violation(self, kind: Kind, watched: Watched, detail: str) -> None:
+        """Add a violation about a lease."""
+        epoch = watched.epoch if watched.epoch >= 0 else None
+        self.report(kind, watched.key, detail, (watched.client, watched.instance, epoch))
+
+    def flush(self, tables: Iterable[str] = ()) -> None:
+        """Write the rows of these tables, by default of all."""
+        for name in tables or self.rows:
+            if rows := self.rows[name]:
+                self._write(name, rows)
+                rows.clear()
+
+
+class _Held:
+    """What a lease and a share have in common."""
+
+    __slots__ = ()
+    client: str | None
+    instance: str | None
+    interval: int
+    last_beat: int
+
+    def is_stale(self, log_time: int) -> bool:
+        """C1."""
+        return log_time - self.last_beat > STALE_AFTER_INTERVALS * self.interval
+
+    def is_held_by(self, client: str, instance: str) -> bool:
+        """Whether this is the holder, whatever its epoch."""
+        return self.client == client and self.instance == instance
+
+
 @dataclass(slots=True)
-class WatchedShare:
+class WatchedShare(_Held):
     """One share of a lease (B1), as `Share` has it. `since`, `until`: log time; BEFORE: it began before the replay."""
 
     key: LeaseKey
@@ -90,14 +174,6 @@ class WatchedShare:
         """Whether it has no keys."""
         return self.lo == NO_KEY
 
-    def is_stale(self, log_time: int) -> bool:
-        """C1."""
-        return log_time - self.last_beat > STALE_AFTER_INTERVALS * self.interval
-
-    def is_of(self, client: str, instance: str) -> bool:
-        """Whether this is its holder."""
-        return self.client == client and self.instance == instance
-
     def is_so_in(self, share: Share | None) -> bool:
         """Whether the state has it so, too."""
         return share is not None and WatchedShare.of(self.key, share, self.since) == self
@@ -105,7 +181,7 @@ class WatchedShare:
     def overlaps(self, other: WatchedShare) -> bool:
         """B3."""
         if self.by_batches and other.by_batches:
-            return self.is_of(other.client, other.instance)
+            return self.is_held_by(other.client, other.instance)
         return self.by_batches or other.by_batches or (self.lo <= other.hi and other.lo <= self.hi)
 
     def __str__(self) -> str:
@@ -113,7 +189,7 @@ class WatchedShare:
         return f"{self.client}/{self.instance} with {what}, epoch {self.epoch}"
 
 
-class Watched:
+class Watched(_Held):
     """The present state of one lease by the outcomes of the log."""
 
     __slots__ = (
@@ -165,7 +241,7 @@ class Watched:
     def has_share(self, instance: str, client: str, epoch: int | None) -> bool:
         """Whether an epoch is that of a share of this instance (B2)."""
         share = None if epoch is None else self.shares.get(epoch)
-        return share is not None and share.is_of(client, instance)
+        return share is not None and share.is_held_by(client, instance)
 
     def shares_are_silent(self, log_time: int) -> bool:
         """Whether there are shares, and all are stale (B4)."""
@@ -176,14 +252,6 @@ class Watched:
         for share in self.shares.values():
             if share.client != but_client:
                 share.last_beat = log_time
-
-    def is_stale(self, log_time: int) -> bool:
-        """C1."""
-        return log_time - self.last_beat > STALE_AFTER_INTERVALS * self.interval
-
-    def is_held_by(self, client: str, instance: str) -> bool:
-        """Whether this is the holder, whatever its epoch."""
-        return self.client == client and self.instance == instance
 
     # -- progress ------------------------------------------------------------------------------------------------
 

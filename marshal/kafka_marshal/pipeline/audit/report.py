@@ -5,21 +5,225 @@ It is made from the tables alone. The amount drawn is bounded, however long the 
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from kafka_marshal.observe.report import Report
-from kafka_marshal.pipeline.audit.findings import Findings, Violation
-from kafka_marshal.pipeline.audit.plots import Bar, Line, bars, histogram, lines
+from kafka_marshal.pipeline.audit.files import TAKEOVERS
+from kafka_marshal.pipeline.audit.findings import Findings
 from rationalizer.holes import NO_KEY
 from rationalizer.limits import MAX_KEY_HASH
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+#: Colours that colour-blind people can distinguish, too (Okabe and Ito).
+_COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#7f7f7f")
+
+_LONGEST_NAME = 38
+
+_DAY_MS = 86_400_000
+
+#: The end of the year 9999, the last of calendars.
+_LAST_DAY_MS = 253_402_300_799_999
+
+#: Characters in the legend for owners that share a colour.
+_LONGEST_LINE: Final = 40
+
+#: Characters below are Latin, without combining marks.
+_FIRST_FOREIGN: Final = "\u0250"
+
+#: (seconds, unit): the unit of a span of at most 2,000 ms, or else of at most 200 units.
+_UNITS: Final = ((0.001, "ms"), (1.0, "s"), (60.0, "min"), (3600.0, "h"), (86_400.0, "d"))
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One holder's tenure of one lease, in ms of log time."""
+
+    lease: str
+    owner: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Values over time: (ms of log time, value), ascending."""
+
+    name: str
+    points: Sequence[tuple[int, float]]
+
+
+def bars(found: Sequence[Bar]) -> str:
+    """Chart of tenures: a row for each lease, a colour for each owner."""
+    leases = list(dict.fromkeys(bar.lease for bar in found))
+    owners = list(dict.fromkeys(bar.owner for bar in found))
+    begin, end = min(bar.start for bar in found), max(bar.end for bar in found)
+    figure, axes = _figure(1.2 + 0.26 * len(leases))
+    clock = _Clock(axes, begin, end)
+    for colour_number in range(min(len(_COLOURS), len(owners))):
+        same = owners[colour_number :: len(_COLOURS)]
+        mine = [bar for bar in found if bar.owner in same]
+        axes.barh(
+            [leases.index(bar.lease) for bar in mine],
+            [clock.width(max(bar.end - bar.start, (end - begin) / 2000)) for bar in mine],
+            left=[clock.place(bar.start) for bar in mine],
+            height=0.7,
+            color=_COLOURS[colour_number],
+            edgecolor="white",
+            linewidth=0.4,
+            label=_labels(same),
+        )
+    axes.set_yticks(range(len(leases)))
+    axes.set_yticklabels([_plain(lease) for lease in leases], parse_math=False)
+    axes.invert_yaxis()
+    clock.name_axis()
+    _legend(axes, len(owners))
+    return _png(figure)
+
+
+def histogram(groups: Sequence[tuple[str, Sequence[float]]], xlabel: str) -> str:
+    """Histograms of durations in ms. Each group has its own scale: they differ a thousandfold."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, rows = _figure(0.6 + 2.1 * len(groups), len(groups))
+    for axes, (name, values), colour in zip(rows, groups, _COLOURS, strict=False):
+        scale, unit = _unit(max(values))
+        axes.hist([value / scale for value in values], bins=40, color=colour)
+        axes.set_title(f"{name} ({len(values):,})", loc="left", fontsize="medium", parse_math=False)
+        axes.set_xlim(left=0)
+        axes.set_xlabel(f"{xlabel}, {unit}")
+        axes.set_ylabel("how often")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
+    return _png(figure)
+
+
+def lines(found: Sequence[Line], ylabel: str) -> str:
+    """Values over log time."""
+    begin = min(line.points[0][0] for line in found)
+    end = max(line.points[-1][0] for line in found)
+    figure, axes = _figure(3.4)
+    clock = _Clock(axes, begin, end)
+    for number, line in enumerate(found):
+        axes.step(
+            [clock.place(time) for time, _ in line.points],
+            [value for _, value in line.points],
+            where="post",
+            color=_COLOURS[number % len(_COLOURS)],
+            label=_label(line.name),
+            linewidth=1.4,
+        )
+    clock.name_axis()
+    axes.set_ylabel(ylabel)
+    axes.set_ylim(bottom=0)
+    _legend(axes, len(found))
+    return _png(figure)
+
+
+class _Clock:
+    """The time axis: UTC, or plain durations beyond the calendar."""
+
+    def __init__(self, axes: Axes, begin: int, end: int) -> None:
+        self._axes = axes
+        self._begin = begin
+        self._is_calendar = 0 <= begin < end <= _LAST_DAY_MS
+        self._scale, self._unit = _unit(end - begin)
+
+    def place(self, time_ms: int) -> float:
+        """Where a time lies."""
+        return time_ms / _DAY_MS if self._is_calendar else (time_ms - self._begin) / self._scale
+
+    def width(self, span_ms: float) -> float:
+        """How long a span is."""
+        return span_ms / (_DAY_MS if self._is_calendar else self._scale)
+
+    def name_axis(self) -> None:
+        """Write the axis label."""
+        if not self._is_calendar:
+            self._axes.set_xlabel(f"since the first, {self._unit}")
+            return
+        from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+        locator = AutoDateLocator(tz="UTC")  # type: ignore[no-untyped-call]
+        self._axes.xaxis.set_major_locator(locator)
+        formatter = ConciseDateFormatter(locator, tz="UTC")  # type: ignore[no-untyped-call]
+        formatter.formats[4:] = formatter.zero_formats[4:] = ["%H:%M:%S", "%H:%M:%S.%f"]
+        self._axes.xaxis.set_major_formatter(formatter)
+        self._axes.set_xlabel("clock time, UTC")
+
+
+def _unit(span_ms: float) -> tuple[float, str]:
+    """Length in ms and name of a unit that suits the span."""
+    for seconds, name in _UNITS:
+        if span_ms <= (2_000 if name == "ms" else 200_000 * seconds) or name == "d":
+            return max(1.0, seconds * 1000), name
+    raise AssertionError("the last unit fits everything")
+
+
+def _figure(height: float, rows: int = 0) -> tuple[Figure, Any]:
+    """A figure and its axes; a list of axes if `rows` is given."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.5, height), dpi=110, layout="constrained")
+    made = figure.subplots(max(1, rows), squeeze=False)
+    for axes in made[:, 0]:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="x", color="#e5e5e5", linewidth=0.6)
+        axes.set_axisbelow(True)
+    return figure, list(made[:, 0]) if rows else made[0, 0]
+
+
+def _legend(axes: Axes, entries: int) -> None:
+    legend = axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize="small")
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    if entries > len(_COLOURS):
+        legend.set_title(f"{entries} names, {len(_COLOURS)} colours:\nthose in one line share one")
+        legend.get_title().set_fontsize("small")
+
+
+def _labels(names: Sequence[str]) -> str:
+    """Names that share a colour, as far as there is room."""
+    named = [_label(names[0])]
+    for name in names[1:]:
+        if len(", ".join([*named, _label(name)])) > _LONGEST_LINE:
+            break
+        named.append(_label(name))
+    more = f" and {len(names) - len(named)} more" if len(names) > len(named) else ""
+    return ", ".join(named) + more
+
+
+def _plain(name: str) -> str:
+    """Escape characters that the font lacks or that don't run from left to right, so that nothing is hidden."""
+    plain = "".join(c if c.isprintable() and c < _FIRST_FOREIGN else c.encode("unicode_escape").decode() for c in name)
+    return plain if len(plain) <= _LONGEST_NAME else f"{plain[: _LONGEST_NAME - 3]}..."
+
+
+def _label(name: str) -> str:
+    """A label for a legend, which would omit a name that begins with an underscore."""
+    return _plain(name) if not name.startswith("_") else f" {_plain(name)}"
+
+
+def _png(figure: Any) -> str:
+    """The figure as a data URL."""
+    from matplotlib import rc_context
+
+    with io.BytesIO() as file, rc_context({"savefig.facecolor": "white"}):
+        figure.savefig(file, format="png")
+        return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
 
 _LEASE: Final = ["group", "topic", "topic_partition"]
 
@@ -40,6 +244,10 @@ _WAITS: Final = {
 }
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+#: A row of a table, and the columns of one on the page: title, a row's field or what to show of it, whether a number.
+_Row = Mapping[str, Any]
+_Columns = tuple[tuple[str, str | Callable[[_Row], object], bool], ...]
 
 #: End offsets of data partitions at some times (ms): {(topic, partition): [end at each time]}. Some may be missing.
 LogEnds = Callable[[Sequence[tuple[str, int]], Sequence[int]], Mapping[tuple[str, int], Sequence[int]]]
@@ -76,9 +284,7 @@ def write_report(findings: Findings, path: Path, log_ends: LogEnds | None = None
             f"Pictures and lists of partitions below show the group {group} only; the verdict is of the whole log."
         )
     for picture in (
-        _timeline(findings, wanted),
-        _assignments(findings, wanted),
-        _shares(findings, wanted),
+        *(_tenures(findings, name, wanted) for name in _TENURES),
         _takeovers(findings, wanted),
         _lag(findings, log_ends, wanted),
         _open_messages(findings, wanted),
@@ -105,90 +311,70 @@ def write_report(findings: Findings, path: Path, log_ends: LogEnds | None = None
 def _add_violations(report: Report, findings: Findings) -> None:
     if not findings.examples:
         return
-    report.heading("Violations")
-    columns = ("kind", "partition", "offset", "log time, UTC", "partition", "holder until then", "what")
-    rows = [
-        (
-            each.kind,
-            each.partition,
-            each.offset,
-            time_text(each.time_ms),
-            "" if each.group is None else _lease_name(each),
-            "" if each.client is None else f"{each.client}/{each.instance}, {each.epoch}",
-            each.detail,
-        )
-        for each in findings.examples
-    ]
-    report.table(columns, rows, {1, 2})
-    if findings.violation_count > len(rows):
-        report.note(f"The first {len(rows)} of {_number(findings.violation_count)}; all are in the table violations.")
+    columns: _Columns = (
+        ("kind", "kind", False),
+        ("partition", "partition", True),
+        ("offset", "offset", True),
+        ("log time, UTC", lambda row: time_text(row["time_ms"]), False),
+        ("partition", _lease_name, False),
+        ("holder until then", _holder, False),
+        ("what", "detail", False),
+    )
+    _add_table(report, "Violations", columns, list(map(asdict, findings.examples)))
+    if (count := findings.violation_count) > (shown := len(findings.examples)):
+        report.note(f"The first {shown} of {_number(count)}; all are in the table violations.")
+
+
+def _holder(row: _Row) -> str:
+    return "" if row["client"] is None else f"{row['client']}/{row['instance']}, {row['epoch']}"
 
 
 def _add_partitions(report: Report, findings: Findings) -> None:
-    report.heading("Partitions of the log")
-    columns = (
-        "partition",
-        "records",
-        "next offset",
-        "log time, UTC",
-        "digest",
-        "segments",
-        "snapshots compared",
-        "wrong",
+    columns: _Columns = (
+        ("partition", "partition", True),
+        ("records", _count_of("records"), True),
+        ("next offset", "next_offset", True),
+        ("log time, UTC", lambda row: time_text(row["log_time"]), False),
+        ("digest", "digest", False),
+        ("segments", "segments", True),
+        ("snapshots compared", "snapshots", True),
+        ("wrong", "snapshots_wrong", True),
     )
-    rows = [
-        (
-            each.partition,
-            _number(each.records),
-            each.next_offset,
-            time_text(each.log_time),
-            each.digest,
-            each.segments,
-            each.snapshots,
-            each.snapshots_wrong,
-        )
-        for each in findings.partitions
-    ]
-    report.table((*columns, "wrong"), rows, {0, 1, 2, 5, 6, 7})
+    _add_table(report, "Partitions of the log", columns, list(map(asdict, findings.partitions)))
     report.note(
         "A digest is that of the state: every replica that has read as far has the same. kafka-marshal replay --state "
         "prints it for a dump."
     )
 
 
-def _add_waits(report: Report, waits: Sequence[Mapping[str, Any]]) -> None:
+def _add_waits(report: Report, waits: Sequence[_Row]) -> None:
+    columns: _Columns = (
+        ("how it came to it", lambda row: _WAITS[row["name"]], False),
+        ("partition", _lease_name, False),
+        ("count", _count_of("count"), True),
+        *((f"{name}, ms", _count_of(name), True) for name in ("min", "median", "max", "total")),
+    )
     if waits:
-        report.heading("How long each partition waited for its next holder")
-        columns = ("how it came to it", "partition", "count", "min, ms", "median, ms", "max, ms", "total, ms")
-        rows = [
-            (
-                _WAITS[row["name"]],
-                _lease_name(row),
-                *(_number(row[name]) for name in ("count", "min", "median", "max", "total")),
-            )
-            for row in waits[:_MOST_ROWS]
-        ]
-        report.table(columns, rows, {2, 3, 4, 5, 6})
+        heading = "How long each partition waited for its next holder"
+        _add_table(report, heading, columns, waits[:_MOST_ROWS])
         _add_left(report, len(waits), "statistics")
 
 
 def _add_rebalances(report: Report, found: pa.Table) -> None:
+    columns: _Columns = (
+        ("log time, UTC", lambda row: time_text(row["time"]), False),
+        ("group", "group", False),
+        ("generation", "generation", True),
+        ("reason", "reason", False),
+        ("client", "client", False),
+        ("found dead", lambda row: ", ".join(row["died"]), False),
+        ("members", "members", True),
+        ("moved at once", _count_of("moved"), True),
+        ("revoked", _count_of("revoked"), True),
+    )
     if found.num_rows:
-        report.heading("Rebalances of coordinated groups")
-        columns = ("log time, UTC", "group", "generation", "reason", "client", "found dead", "members")
         newest = found.sort_by([("time", "descending"), ("generation", "descending")]).slice(0, _MOST_ROWS)
-        rows = [
-            (
-                time_text(row["time"]),
-                *(row[name] for name in ("group", "generation", "reason", "client")),
-                ", ".join(row["died"]),
-                row["members"],
-                _number(row["moved"]),
-                _number(row["revoked"]),
-            )
-            for row in newest.to_pylist()
-        ]
-        report.table((*columns, "moved at once", "revoked"), rows, {2, 6, 7, 8})
+        _add_table(report, "Rebalances of coordinated groups", columns, newest.to_pylist())
         report.note(
             "The newest first. Moved at once: pieces whose owner had left, died or was replaced. Revoked: pieces whose "
             "owner finished its work first and then released them. All others stayed."
@@ -196,11 +382,10 @@ def _add_rebalances(report: Report, found: pa.Table) -> None:
         _add_left(report, found.num_rows, "generations")
 
 
-def _add_tenures(report: Report, tenures: Sequence[Mapping[str, Any]]) -> None:
+def _add_tenures(report: Report, tenures: Sequence[_Row]) -> None:
+    columns: _Columns = (("partition", _lease_name, False), ("times", _count_of("count"), True))
     if tenures:
-        report.heading("How often each partition got a holder")
-        rows = [(_lease_name(row), _number(row["count"])) for row in tenures[:_MOST_ROWS]]
-        report.table(("partition", "times"), rows, {1})
+        _add_table(report, "How often each partition got a holder", columns, tenures[:_MOST_ROWS])
         _add_left(report, len(tenures), "statistics")
 
 
@@ -210,46 +395,47 @@ def _add_set_aside(report: Report, holes: ds.Dataset, wanted: pc.Expression | No
     found = holes.to_table(filter=unusual if wanted is None else unusual & wanted)
     if not found.num_rows:
         return
-    report.heading("Messages that were set aside, discarded, or lost")
-    columns = (
-        "open since, UTC",
-        "until",
-        "partition",
-        "offsets",
-        "tries",
-        "parks",
-        "redrives",
-        "reason",
-        "last had by",
+    columns: _Columns = (
+        ("open since, UTC", lambda row: time_text(row["from_time"]), False),
+        ("until", lambda row: time_text(row["to_time"]), False),
+        ("partition", _lease_name, False),
+        ("offsets", _offsets, False),
+        *((name, name, True) for name in ("tries", "parks", "redrives")),
+        ("reason", lambda row: row["reason"] or "–", False),
+        ("last had by", lambda row: row["client"] or "–", False),
+        ("now", "ended", False),
     )
     newest = found.sort_by([("from_time", "descending"), ("first", "ascending")]).slice(0, _MOST_ROWS)
-    rows = [
-        (
-            time_text(row["from_time"]),
-            time_text(row["to_time"]),
-            _lease_name(row),
-            f"{row['first']}" if row["first"] == row["last"] else f"{row['first']}-{row['last']}",
-            *(row[name] for name in ("tries", "parks", "redrives")),
-            row["reason"] or "–",
-            row["client"] or "–",
-            row["ended"],
-        )
-        for row in newest.to_pylist()
-    ]
-    report.table((*columns, "now"), rows, {4, 5, 6})
+    _add_table(report, "Messages that were set aside, discarded, or lost", columns, newest.to_pylist())
     report.note("The newest first. Tries are those that the log has; done: settled later by a worker, after a redrive.")
     _add_left(report, found.num_rows, "holes")
 
 
-def _add_refused(report: Report, codes: Sequence[Mapping[str, Any]]) -> None:
+def _offsets(row: _Row) -> str:
+    return f"{row['first']}" if row["first"] == row["last"] else f"{row['first']}-{row['last']}"
+
+
+def _add_refused(report: Report, codes: Sequence[_Row]) -> None:
+    columns: _Columns = (
+        ("partition", "partition", True),
+        ("code", "code", False),
+        ("records", _count_of("count"), True),
+    )
     if codes:
-        report.heading("Requests that the log refused")
-        rows = [(row["partition"], row["code"], _number(row["count"])) for row in codes]
-        report.table(("partition", "code", "records"), rows, {0, 2})
+        _add_table(report, "Requests that the log refused", columns, codes)
         report.note(
             "A refusal is the protocol at work: a request that comes too late changes nothing. docs/protocol explains "
             "the codes."
         )
+
+
+def _add_table(report: Report, heading: str, columns: _Columns, rows: Sequence[_Row]) -> None:
+    report.heading(heading)
+    report.table(
+        [title for title, _, _ in columns],
+        [[row[cell] if isinstance(cell, str) else cell(row) for _, cell, _ in columns] for row in rows],
+        {place for place, (_, _, is_number) in enumerate(columns) if is_number},
+    )
 
 
 def _add_left(report: Report, rows: int, table: str) -> None:
@@ -271,6 +457,10 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
 
 
+def _count_of(name: str) -> Callable[[_Row], str]:
+    return lambda row: _number(row[name])
+
+
 def _rows(statistics: pa.Table, names: Sequence[str], columns: list[str] | None) -> list[dict[str, Any]]:
     """Rows of `statistics`, largest counts first."""
     found = statistics.filter(pc.field("name").isin(names))
@@ -279,9 +469,9 @@ def _rows(statistics: pa.Table, names: Sequence[str], columns: list[str] | None)
     return rows
 
 
-def _lease_name(row: Mapping[str, Any] | Violation) -> str:
-    if isinstance(row, Violation):
-        return row.group or "" if row.topic is None else f"{row.group}: {row.topic}/{row.topic_partition}"
+def _lease_name(row: _Row) -> str:
+    if row["topic"] is None:
+        return row["group"] or ""
     name = f"{row['group']}: {row['topic']}/{row['topic_partition']}"
     if row.get("lo", 0) == 0 and row.get("hi", MAX_KEY_HASH) == MAX_KEY_HASH:
         return name
@@ -291,42 +481,28 @@ def _lease_name(row: Mapping[str, Any] | Violation) -> str:
     return f"{name} keys {share[0]}-{share[1]} %"
 
 
-def _timeline(findings: Findings, wanted: pc.Expression | None) -> _Picture | None:
-    return _bars(
-        findings,
-        "ownership",
+#: Table → the columns that name a row of its chart, title and caption.
+_TENURES: Final = {
+    "ownership": (
         _LEASE,
-        wanted,
         "Who held which partition when",
         "Every bar is one worker's time with one partition without a break (one epoch), by the broker's clock.",
-    )
-
-
-def _assignments(findings: Findings, wanted: pc.Expression | None) -> _Picture | None:
-    return _bars(
-        findings,
-        "assignments",
+    ),
+    "assignments": (
         [*_LEASE, "lo", "hi"],
-        wanted,
         "Which member of a coordinated group owned which partition when",
         "Every bar is one member's time with one partition, or the keys of one, under one fencing token.",
-    )
-
-
-def _shares(findings: Findings, wanted: pc.Expression | None) -> _Picture | None:
-    return _bars(
-        findings,
-        "shares",
+    ),
+    "shares": (
         [*_LEASE, "lo", "hi", "client"],
-        wanted,
         "Who shared which partition when",
         "Every bar is one worker's share of one partition, by batches or of some keys.",
-    )
+    ),
+}
 
 
-def _bars(
-    findings: Findings, name: str, columns: list[str], wanted: pc.Expression | None, title: str, caption: str
-) -> _Picture | None:
+def _tenures(findings: Findings, name: str, wanted: pc.Expression | None) -> _Picture | None:
+    columns, title, caption = _TENURES[name]
     known = pc.field("from_time").is_valid()
     table = findings.table(name).to_table(
         columns=list(dict.fromkeys([*columns, "client", "from_time", "to_time"])),
@@ -354,12 +530,12 @@ def _bars(
 def _takeovers(findings: Findings, wanted: pc.Expression | None) -> _Picture | None:
     table = findings.table("takeovers").to_table(columns=["how", "silent_ms", "unowned_ms"], filter=wanted)
     groups = []
-    for how, column, name in (
-        ("handed over", "unowned_ms", "Handed over: from the release to the next holder"),
-        ("replaced", "silent_ms", "Taken over from a silent holder: from its last heartbeat to the next holder"),
-        ("restarted", "silent_ms", "Taken over by a restarted worker: from the old one's last heartbeat"),
+    for how, name in (
+        ("handed over", "Handed over: from the release to the next holder"),
+        ("replaced", "Taken over from a silent holder: from its last heartbeat to the next holder"),
+        ("restarted", "Taken over by a restarted worker: from the old one's last heartbeat"),
     ):
-        values = table.filter(pc.field("how") == how)[column].drop_null().to_pylist()
+        values = table.filter(pc.field("how") == how)[TAKEOVERS[how][1]].drop_null().to_pylist()
         if values:
             groups.append((name, values))
     if not groups:

@@ -1,25 +1,34 @@
-"""One task of an audit: replays a segment of one CP from a proven state or a snapshot.
+"""Tasks of an audit, and who runs them: on Spark, a share for each core, or one by one in this process.
 
-It runs in an executor or in the calling process, and knows neither Spark nor the rest of the log. It reads and writes
-files, and holds one batch of records and of rows at a time.
+A task replays a segment of one CP from a proven state or a snapshot. It runs in an executor or in the calling process,
+and knows neither Spark nor the rest of the log. It reads and writes files, and holds one batch of records and of rows
+at a time.
 """
 
 from __future__ import annotations
 
 import gc
+import pickle
+import re
 import resource
 import sys
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from kafka_marshal.errors import AuditError
+import pyarrow as pa
+
+from kafka_marshal.errors import AuditError, MarshalError
 from kafka_marshal.pipeline.audit.files import Piece, TableFiles, read_pieces
 from kafka_marshal.pipeline.audit.observer import Loose, Observer
 from rationalizer import World
 from rationalizer.log_hash import HashChecks, LogHash
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,35 +52,52 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """A segment to replay: the records of one CP with first <= offset < end."""
+class Segment:
+    """Records of one CP with first <= offset < end, and the state before them."""
 
-    #: Task number in this audit; below, the segment's number in its CP.
-    number: int
-    place: int
     partition: int
-    partitions: int
     pieces: tuple[Piece, ...]
-    #: None: the beginning of the log.
-    first: int | None
+    #: None: the beginning, with the empty world.
+    start: Checkpoint | None
     #: None: to the end.
     end: int | None
-    #: A file with the state before `first` (S1); None: the empty world.
-    start: str | None
     #: Snapshots at first < next_offset <= end, to be compared.
     checkpoints: tuple[Checkpoint, ...]
-    #: Folder for tables; None: only replay and compare.
-    out: str | None
-    #: Folder for the state at `end`, if the snapshot there is wrong.
-    work: str
     #: Hashes of ranges of these records, to be compared (S4, D5).
     hashes: tuple[LogHash, ...] = ()
-    world_type: type[World] = World
+
+    @property
+    def first(self) -> int | None:
+        """The first offset that `start` does not include."""
+        return None if self.start is None else self.start.next_offset
 
     @property
     def records(self) -> int:
         """The approximate number of records."""
         return sum(piece.rows for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A segment to replay."""
+
+    #: Task number in this audit; below, the segment's number in its CP.
+    number: int
+    place: int
+    segment: Segment
+    partitions: int
+    #: A file with the state before the segment (S1); None: the empty world.
+    start: str | None
+    #: Folder for tables; None: only replay and compare.
+    out: str | None
+    #: Folder for the state at its end, if the snapshot there is wrong.
+    work: str
+    world_type: type[World] = World
+
+    @property
+    def records(self) -> int:
+        """The approximate number of records."""
+        return self.segment.records
 
 
 @dataclass(slots=True)
@@ -110,9 +136,9 @@ class TaskResult:
 def run_task(task: Task) -> TaskResult:
     """Replay the segment. Raises AuditError if a file has changed since the audit was planned."""
     world = _world(task)
-    tables = None if task.out is None else TableFiles(Path(task.out), f"task-{task.number:05}", task.partition)
+    tables = None if task.out is None else TableFiles(Path(task.out), f"task-{task.number:05}", task.segment.partition)
     observer = None if tables is None else Observer(world, tables.write)
-    result = TaskResult(task.number, task.partition, 0, 0, 0, "")
+    result = TaskResult(task.number, task.segment.partition, 0, 0, 0, "")
     try:
         with _collector_at_rest():
             _replay(task, world, observer, result)
@@ -130,7 +156,7 @@ def run_task(task: Task) -> TaskResult:
     result.records = sum(world.accepted.values()) + sum(world.rejected.values())
     result.required_level = world.required_level
     result.peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    if any(each.checkpoint.next_offset == task.end for each in result.differences):
+    if any(each.checkpoint.next_offset == task.segment.end for each in result.differences):
         path = Path(task.work, f"state-{task.number:05}.msgpack")
         path.write_bytes(world.snapshot())
         result.end_state = str(path)
@@ -139,17 +165,18 @@ def run_task(task: Task) -> TaskResult:
 
 def _world(task: Task) -> World:
     if task.start is None:
-        return task.world_type(task.partition, task.partitions)
+        return task.world_type(task.segment.partition, task.partitions)
     return task.world_type.restore(Path(task.start).read_bytes(), task.partitions)
 
 
 def _replay(task: Task, world: World, observer: Observer | None, result: TaskResult) -> None:
+    segment = task.segment
     replay = world.apply_many if observer is None else observer.replay
-    waiting = list(reversed(task.checkpoints))
-    checks = HashChecks(task.hashes, task.first or 0)
-    expected = task.first
+    waiting = list(reversed(segment.checkpoints))
+    checks = HashChecks(segment.hashes, segment.first or 0)
+    expected = segment.first
     try:
-        for offsets, stamps, values in read_pieces(task.pieces, task.first or 0, task.end):
+        for offsets, stamps, values in read_pieces(segment.pieces, segment.first or 0, segment.end):
             _note_missing(result, expected, offsets)
             expected = offsets[-1] + 1
             entries = list(zip(offsets, stamps, values, strict=True))
@@ -169,8 +196,8 @@ def _replay(task: Task, world: World, observer: Observer | None, result: TaskRes
         raise AuditError(f"the log as it was read can't be replayed: {error} Nothing was concluded.") from error
     finally:
         result.hashes_held, result.hashes_wrong = checks.held, checks.wrong
-    checks.ended(world.next_offset if task.end is None else task.end)
-    while waiting and (task.end is not None or waiting[-1].next_offset <= world.next_offset):
+    checks.ended(world.next_offset if segment.end is None else segment.end)
+    while waiting and (segment.end is not None or waiting[-1].next_offset <= world.next_offset):
         _compare(world, waiting.pop(), result)
 
 
@@ -205,3 +232,127 @@ def _collector_at_rest() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class Runner(Protocol):
+    """Carries functions out."""
+
+    #: Number of calls at the same time.
+    parallelism: int
+
+    def map(self, doing: str, function: Callable[[A], R], arguments: Sequence[A], work: Path) -> list[R]:
+        """function of each argument, in order. `doing`: a description; `work`: a folder shared with the executors.
+
+        Raises AuditError if Spark failed; MarshalErrors as they are.
+        """
+
+
+def is_spark_running() -> bool:
+    """Whether this process already has a session, which we must not stop."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() is not None
+
+
+class InProcess:
+    """Runs in this process: for small logs, and as a baseline for measurements."""
+
+    parallelism = 1
+
+    def map(self, doing: str, function: Callable[[A], R], arguments: Sequence[A], work: Path) -> list[R]:
+        return [function(argument) for argument in arguments]
+
+
+class OnSpark:
+    """Runs in Spark's executors, through mapInArrow.
+
+    Only task numbers and results pass through Spark. Arguments are files in `work`.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self.parallelism: int = max(1, spark.sparkContext.defaultParallelism)
+
+    def map(self, doing: str, function: Callable[[A], R], arguments: Sequence[A], work: Path) -> list[R]:
+        from pyspark import cloudpickle
+
+        from kafka_marshal.pipeline.session import is_of_spark
+
+        if not arguments:
+            return []
+        for number, argument in enumerate(arguments):
+            (work / f"task-{number:05}.pickle").write_bytes(cloudpickle.dumps((function, argument)))  # type: ignore[no-untyped-call]
+        shares = _shares(arguments, self.parallelism)
+        one_each = self._spark.range(0, len(shares), 1, len(shares))
+        self._spark.sparkContext.setJobDescription(f"kafka-marshal audit: {doing}")
+        try:
+            rows = one_each.mapInArrow(_Calls(str(work), shares), "number long, result binary").collect()
+        except Exception as error:
+            if is_of_spark(error):
+                raise AuditError(
+                    f"{doing} failed in Spark: {_cause(error)} Nothing was concluded about the log. Where an "
+                    "executor was lost (memory, a machine gone), run it again; on a cluster, see that all of its "
+                    f"machines reach {work} and the files of the log."
+                ) from error
+            raise
+        finally:
+            self._spark.sparkContext.setJobDescription(None)  # type: ignore[arg-type]
+        found: dict[int, Any] = {row["number"]: pickle.loads(row["result"]) for row in rows}  # noqa: S301 (our own)
+        for result in found.values():
+            if isinstance(result, MarshalError):
+                raise result
+        return [found[number] for number in range(len(arguments))]
+
+
+def _shares(arguments: Sequence[object], cores: int) -> list[list[int]]:
+    """Argument numbers in a share for each core, balanced by records: the largest goes to the smallest share.
+
+    Each task costs Spark's Python worker a tenth of a second, as much as 100,000 records.
+    """
+    weights = [getattr(argument, "records", 1) for argument in arguments]
+    shares: list[list[int]] = [[] for _ in range(min(cores, len(arguments)))]
+    loads = [0] * len(shares)
+    for number in sorted(range(len(arguments)), key=lambda each: -weights[each]):
+        least = loads.index(min(loads))
+        shares[least].append(number)
+        loads[least] += weights[number]
+    return shares
+
+
+class _Calls:
+    """Runs in an executor: maps numbers of shares to the results of their arguments."""
+
+    def __init__(self, work: str, shares: list[list[int]]) -> None:
+        self._work = work
+        self._shares = shares
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in (each for share in batch.column(0).to_pylist() for each in self._shares[share]):
+                file = Path(self._work, f"task-{number:05}.pickle")
+                function, argument = pickle.loads(file.read_bytes())  # noqa: S301 (our own)
+                result: object
+                try:
+                    result = function(argument)
+                except MarshalError as error:  # a retry by Spark would not help: the message says what is wrong
+                    result = error
+                yield pa.RecordBatch.from_pydict(
+                    {"number": pa.array([number], pa.int64()), "result": pa.array([pickle.dumps(result)], pa.binary())}
+                )
+
+
+def _cause(error: Exception) -> str:
+    """The line with the cause, out of a Python and Java traceback."""
+    if lacking := re.search(r"No module named '([\w.]+)'", str(error)):
+        return (
+            f"an executor lacks the package {lacking[1]!r}: install kafka-marshal[spark] on all machines of the "
+            "cluster, or send an environment (docs/spark.md)."
+        )
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if ": " in line and line.partition(":")[0].endswith(("Error", "Exception"))]
+    told = (named or lines or [type(error).__name__])[-1]
+    return told if told.endswith(".") else f"{told}."
