@@ -12,27 +12,36 @@ from kafka_marshal.cli.connection import connected
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options, span_option
-from kafka_marshal.cli.output import Cell, Column
+from kafka_marshal.cli.output import Cell, Column, Field, Rows
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, show, stuck_section
 from kafka_marshal.observe.checkpoints import as_of_text
 from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.rows import GroupRow, LeaseRow, partitions_of
-from kafka_marshal.observe.text import count, number, span
+from kafka_marshal.observe.text import count, span
 
 if TYPE_CHECKING:
     from kafka_marshal.observe.view import View
 
-_COLUMNS = (
-    Column("group", pipes_only=True),
-    Column("topic", fold=True),
-    Column("partition", right=True),
-    Column("holder", fold=True, least=8),
-    Column("log end", right=True, from_width=65),
-    Column("next", right=True),
-    Column("beyond", right=True, from_width=80),
-    Column("in flight", right=True, from_width=80),
-    Column("lag", right=True),
-    Column("msg/s", right=True),
+_ROWS = Rows[LeaseRow](
+    Field("group", column=Column("group", pipes_only=True)),
+    Field("topic", column=Column("topic", fold=True)),
+    Field("partition", column=Column("partition", right=True), cell=lambda row: row.place),
+    Field("keys", lambda row: [row.lo, row.hi]),
+    Field("claimed", lambda row: row.cp is not None),
+    Field("holder", "client", Column("holder", fold=True, least=8), lambda row: _holder(row)),
+    "log_start",
+    Field("log_end", column=Column("log end", right=True, from_width=65)),
+    Field("next", column=Column("next", right=True)),
+    Field("done_beyond", "beyond", Column("beyond", right=True, from_width=80)),
+    Field("in_flight", column=Column("in flight", right=True, from_width=80)),
+    Field("lag", column=Column("lag", right=True), cell=lambda row: lag_cell([row])),
+    "open_messages",
+    "parked",
+    "deleted",
+    Field("position_lost", "lost"),
+    Field("stuck", lambda row: row.stuck or None),
+    Field("held_back", lambda row: row.held_back or None),
+    Field("messages_per_second", "speed", Column("msg/s", right=True), lambda row: _speed(row.speed)),
 )
 
 
@@ -89,17 +98,17 @@ def _picture(view: View, group: str | None) -> Picture:
     sections = []
     for each in groups:
         of_group = sorted(each.leases, key=lambda row: row.badness) if view.watched else each.leases
-        cells = [_cells(row) for row in of_group]
+        cells = [_ROWS.cells(row) for row in of_group]
         cells.insert(0 if view.watched else len(cells), _total_cells(each, totals[each.group]))
-        sections.append(Section(_COLUMNS, cells, None, _headline(each, totals[each.group])))
+        sections.append(Section(_ROWS.columns, cells, None, _headline(each, totals[each.group])))
     sections.append(stuck_section(rows))
     return Picture(
         headline=f"{count(len(groups), 'group')}, {count(partitions_of(rows), 'partition')}",
-        sections=sections if groups else [Section(_COLUMNS, [], "no leases")],
+        sections=sections if groups else [Section(_ROWS.columns, [], "no leases")],
         notes=notes,
         json={
             "topic": view.replica.topic,
-            "partitions": [_json(row) for row in rows],
+            "partitions": [_ROWS.json(row) for row in rows],
             "totals": [{"group": name, **figures} for name, figures in totals.items()],
             "notes": notes,
         },
@@ -158,23 +167,8 @@ def _speed(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def _cells(row: LeaseRow) -> list[str | Cell]:
-    if row.cp is None:
-        holder = Cell(row.state, "yellow")
-    else:
-        holder = Cell(row.holder, "dim" if row.client is None else "")
-    return [
-        row.group,
-        row.topic,
-        row.place,
-        holder,
-        number(row.log_end),
-        number(row.next),
-        str(row.beyond),
-        str(row.in_flight),
-        lag_cell([row]),
-        _speed(row.speed),
-    ]
+def _holder(row: LeaseRow) -> Cell:
+    return Cell(row.state, "yellow") if row.cp is None else Cell(row.holder, "dim" if row.client is None else "")
 
 
 def _total_cells(group: GroupRow, total: dict[str, float | None]) -> list[str | Cell]:
@@ -183,27 +177,3 @@ def _total_cells(group: GroupRow, total: dict[str, float | None]) -> list[str | 
         Cell(text, "bold") for text in (group.group, "total", "", "", "", "", *(f"{value:.0f}" for value in values))
     ]
     return [*cells, lag_cell(group.leases, "bold"), Cell(_speed(total["messages_per_second"]), "bold")]
-
-
-def _json(row: LeaseRow) -> dict[str, object]:
-    return {
-        "group": row.group,
-        "topic": row.topic,
-        "partition": row.partition,
-        "keys": [row.lo, row.hi],
-        "claimed": row.cp is not None,
-        "holder": row.client,
-        "log_start": row.log_start,
-        "log_end": row.log_end,
-        "next": row.next,
-        "done_beyond": row.beyond,
-        "in_flight": row.in_flight,
-        "lag": row.lag,
-        "open_messages": row.open_messages,
-        "parked": row.parked,
-        "deleted": row.deleted,
-        "position_lost": row.lost,
-        "stuck": row.stuck or None,
-        "held_back": row.held_back or None,
-        "messages_per_second": row.speed,
-    }

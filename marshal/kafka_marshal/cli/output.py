@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import click
 
@@ -22,6 +22,8 @@ from kafka_marshal.logs import visible
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+T = TypeVar("T")
 
 #: Shorter work gets no progress bar (s).
 _PATIENCE_S = 0.5
@@ -52,6 +54,51 @@ class Column:
 
 
 Row = Sequence[str | Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class Field(Generic[T]):
+    """What is shown of each row: its name in JSON, its column, and where its value comes from.
+
+    Without a name it is not in JSON, without a column not in tables.
+    """
+
+    name: str
+    #: The value: an attribute of the row (default: the one of that name), or a function of the row.
+    read: str | Callable[[T], object] = ""
+    column: Column | None = None
+    #: The text in the column, if it is not that of the value.
+    cell: Callable[[T], str | Cell] | None = None
+
+    def value(self, row: T) -> object:
+        """Its value in JSON."""
+        read = self.read or self.name
+        return getattr(row, read) if isinstance(read, str) else read(row)
+
+    def shown(self, row: T) -> str | Cell:
+        """Its cell; "-": there is no value."""
+        if self.cell is not None:
+            return self.cell(row)
+        value = self.value(row)
+        return "-" if value is None else str(value)
+
+
+class Rows(Generic[T]):
+    """A kind of row, declared once, for tables and JSON."""
+
+    def __init__(self, *fields: Field[T] | str) -> None:
+        """fields: in the order of both; a text is one that is an attribute, and in JSON alone."""
+        self._fields: list[Field[T]] = [Field(each) if isinstance(each, str) else each for each in fields]
+        self._shown = [each for each in self._fields if each.column is not None]
+        self.columns = [each.column for each in self._fields if each.column is not None]
+
+    def cells(self, row: T) -> list[str | Cell]:
+        """The row of a table."""
+        return [each.shown(row) for each in self._shown]
+
+    def json(self, row: T) -> dict[str, object]:
+        """The row as JSON."""
+        return {each.name: each.value(row) for each in self._fields if each.name}
 
 
 def is_terminal() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,9 @@ from kafka_marshal.cli.check import problem_json
 from kafka_marshal.cli.connection import connected, sizes_of
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group
-from kafka_marshal.cli.output import Cell, Column, is_terminal
+from kafka_marshal.cli.output import Cell, Column, Field, Rows, is_terminal
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, show, stuck_section
-from kafka_marshal.observe.checkpoints import checkpoints_json
+from kafka_marshal.observe.checkpoints import barrier_json
 from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.problems import KINDS, Problem, crowded_text, mixed_texts, problems_of
 from kafka_marshal.observe.rows import (
@@ -25,49 +26,19 @@ from kafka_marshal.observe.rows import (
     evicted_text,
     partitions_held,
     partitions_of,
-    process_cells,
-    process_json,
     span_text,
 )
-from kafka_marshal.observe.text import clock_text, count, number, span, time_text
+from kafka_marshal.observe.text import clock_text, count, span, time_text
 
 if TYPE_CHECKING:
     from kafka_marshal.cli.options import Options
     from kafka_marshal.observe.log_size import Sizes
     from kafka_marshal.observe.view import View
 
-_Row = MemberRow | WorkerRow
-_GROUPS = (
-    Column("group", fold=True, least=8),
-    Column("kind", from_width=95),
-    Column("members", right=True),
-    Column("partitions", right=True),
-    Column("lag", right=True),
-    Column("no progress", right=True, from_width=75),
-    Column("state", fold=True, least=14),
-)
 _PROBLEMS = (Column("in group", fold=True), Column("what is wrong", fold=True))
-_MEMBERS = (
-    Column("group", fold=True, least=8),
-    Column("member", fold=True, least=8),
-    Column("host", fold=True, from_width=70),
-    Column("pid", right=True, from_width=70),
-    Column("release", from_width=90),
-    Column("partitions", right=True),
-    Column("lag", right=True),
-    Column("seen"),
-    Column("progress", fold=True, least=10),
-)
-_LEASES = (
-    Column("group", pipes_only=True),
-    Column("topic", fold=True),
-    Column("partition", right=True),
-    Column("holder", fold=True, least=8),
-    Column("epoch", right=True, from_width=75),
-    Column("seen"),
-    Column("next", right=True),
-    Column("lag", right=True),
-)
+
+_STYLES = {"seen": "green", "silent": "yellow", "gone": "bold red", "never claimed": "yellow", "not assigned": "yellow"}
+
 _PAUSES = (
     Column("paused group", fold=True),
     Column("by", fold=True),
@@ -75,8 +46,6 @@ _PAUSES = (
     Column("left", right=True),
     Column("in", fold=True),
 )
-
-_STYLES = {"seen": "green", "silent": "yellow", "gone": "bold red", "never claimed": "yellow", "not assigned": "yellow"}
 
 
 @command()
@@ -132,7 +101,7 @@ def _picture(
     view.look_at_data(None if group is None else [group])
     groups = view.groups(group)
     problems = {each.group: problems_of(each) for each in groups}
-    notes = _notes(view, groups)
+    rows, notes = _groups(problems), _notes(view, groups)
     if members or group is not None:  # the overview has it among the problems
         notes += deleted_notes(groups)
     if group is not None and not groups:
@@ -143,12 +112,13 @@ def _picture(
     if members:
         sections = [_member_section(view, shown)]
     elif group is not None:
-        rows = [row for each in groups for row in each.leases]
+        leases = [row for each in groups for row in each.leases]
         if view.watched:
-            rows.sort(key=lambda row: row.badness)
-        sections = [Section(_LEASES, [_cells(row) for row in rows], "no leases"), stuck_section(rows)]
+            leases.sort(key=lambda row: row.badness)
+        cells = [_LEASES.cells(row) for row in leases]
+        sections = [Section(_LEASES.columns, cells, "no leases"), stuck_section(leases)]
     else:
-        sections = [_group_section(view, shown, problems), _problem_section(shown, problems)]
+        sections = [_group_section(view, shown, rows, problems), _problem_section(shown, problems)]
     pauses = [pause for each in groups for pause in each.pauses]
     is_lost = any(each.lost for each in groups)
     size = sizes.read(view, sum(each.living for each in groups))
@@ -171,9 +141,9 @@ def _picture(
                 }
                 for cp, world in view.worlds.items()
             ],
-            "groups": [_group_json(each, problems[each.group]) for each in groups],
-            "members": [_member_json(row) for each in groups for row in chain[_Row](each.members, each.idle)],
-            "leases": [_json(row) for each in groups for row in each.leases if row.cp is not None],
+            "groups": [rows.json(each) for each in groups],
+            "members": [_MEMBERS.json(row) for each in groups for row in chain[_Row](each.members, each.idle)],
+            "leases": [_LEASES.json(row) for each in groups for row in each.leases if row.cp is not None],
             "pauses": [
                 {
                     "partition": cp,
@@ -208,22 +178,56 @@ def _headline(groups: list[GroupRow], folded: list[GroupRow]) -> str:
 # -- groups --------------------------------------------------------------------------------------------------
 
 
-def _group_section(view: View, groups: list[GroupRow], problems: dict[str, list[Problem]]) -> Section:
+def _groups(problems: dict[str, list[Problem]]) -> Rows[GroupRow]:
+    """Groups, with these problems of each."""
+    return Rows[GroupRow](
+        Field("group", column=Column("group", fold=True, least=8)),
+        Field("kind", lambda row: row.kind or None, Column("kind", from_width=95)),
+        "state",
+        "generation",
+        "strategy",
+        Field("members", "worker_count", Column("members", right=True)),
+        Field("members_gone", lambda row: sum(member.state == "gone" for member in row.members)),
+        Field(
+            "partitions",
+            lambda row: partitions_of(row.leases),
+            Column("partitions", right=True),
+            lambda row: f"{partitions_held(row.leases)}/{partitions_of(row.leases)}",
+        ),
+        Field("held", lambda row: partitions_of([lease for lease in row.leases if lease.held])),
+        Field("lag", column=Column("lag", right=True), cell=lambda row: lag_cell(row.leases)),
+        "open_messages",
+        "parked",
+        Field("positions_lost", lambda row: len(row.lost)),
+        Field("stuck", lambda row: len(row.stuck)),
+        Field(
+            "no_progress_ms",
+            "behind_ms",
+            Column("no progress", right=True, from_width=75),
+            lambda row: "-" if row.behind_ms is None else span_text(row.behind_ms, row.is_behind_longer),
+        ),
+        Field("no_progress_at_least", "is_behind_longer"),
+        Field("paused", "is_paused"),
+        Field("silence_ms", "silent_ms"),
+        Field("all_silent_since", lambda row: None if row.all_silent is None else row.all_silent.since),
+        Field("problems", lambda row: [problem_json(problem) for problem in problems[row.group]]),
+        Field("newest", lambda row: getattr(row.checkpoints, "newest", None)),
+        Field("age_ms", lambda row: getattr(row.checkpoints, "age_ms", None)),
+        Field("barrier", lambda row: barrier_json(getattr(row.checkpoints, "barrier", None))),
+        Field(
+            "",
+            column=Column("state", fold=True, least=14),
+            cell=lambda row: _group_state(row, problems[row.group]),
+        ),
+    )
+
+
+def _group_section(
+    view: View, groups: list[GroupRow], rows: Rows[GroupRow], problems: dict[str, list[Problem]]
+) -> Section:
     if view.watched:
         groups = sorted(groups, key=lambda each: (-len(problems[each.group]), -(each.lag or 0)))
-    return Section(_GROUPS, [_group_cells(each, problems[each.group]) for each in groups], "no groups")
-
-
-def _group_cells(group: GroupRow, problems: list[Problem]) -> list[str | Cell]:
-    return [
-        group.group,
-        group.kind or "-",
-        str(group.worker_count),
-        f"{partitions_held(group.leases)}/{partitions_of(group.leases)}",
-        lag_cell(group.leases),
-        "-" if group.behind_ms is None else span_text(group.behind_ms, group.is_behind_longer),
-        _group_state(group, problems),
-    ]
+    return Section(rows.columns, [rows.cells(each) for each in groups], "no groups")
 
 
 def _group_state(group: GroupRow, problems: list[Problem]) -> Cell:
@@ -254,129 +258,124 @@ def _problem_section(groups: list[GroupRow], problems: dict[str, list[Problem]])
     return Section(_PROBLEMS, rows, None)
 
 
-def _group_json(group: GroupRow, problems: list[Problem]) -> dict[str, object]:
-    return {
-        "group": group.group,
-        "kind": group.kind or None,
-        "state": group.state,
-        "generation": group.generation,
-        "strategy": group.strategy,
-        "members": group.worker_count,
-        "members_gone": sum(member.state == "gone" for member in group.members),
-        "partitions": partitions_of(group.leases),
-        "held": partitions_of([row for row in group.leases if row.held]),
-        "lag": group.lag,
-        "open_messages": group.open_messages,
-        "parked": group.parked,
-        "positions_lost": len(group.lost),
-        "stuck": len(group.stuck),
-        "no_progress_ms": group.behind_ms,
-        "no_progress_at_least": group.is_behind_longer,
-        "paused": group.is_paused,
-        "silence_ms": group.silent_ms,
-        "all_silent_since": None if group.all_silent is None else group.all_silent.since,
-        "problems": [problem_json(problem) for problem in problems],
-        **checkpoints_json(group.checkpoints),
-    }
-
-
 # -- members -------------------------------------------------------------------------------------------------
+
+_Row = MemberRow | WorkerRow
+
+
+def _held(read: Callable[[MemberRow], object], otherwise: object = None) -> Callable[[_Row], object]:
+    """What one that holds partitions has; otherwise: of one that holds none."""
+    return lambda row: read(row) if isinstance(row, MemberRow) else otherwise
+
+
+def _heard(row: _Row) -> WorkerRow | None:
+    return row.heard if isinstance(row, MemberRow) else row
+
+
+def _evicted(row: _Row) -> WorkerRow | None:
+    """Its eviction; None: it was not evicted."""
+    run = _heard(row)
+    return run if run is not None and run.evictor else None
+
+
+def _seen(row: _Row) -> Cell:
+    if isinstance(row, WorkerRow):
+        return Cell(f"{span(row.silence_ms)} ago", "dim")
+    state = row.state
+    silence = row.leases[0] if state == "unknown" else min(row.leases, key=lambda each: each.silence_ms or 0)
+    return Cell(silence.seen, _STYLES.get(state, ""))
+
+
+def _progress(row: _Row) -> Cell:
+    if isinstance(row, WorkerRow):
+        return Cell(row.doing, "yellow")
+    if row.is_hung:
+        return Cell(row.hung_text, "bold red")
+    if row.is_still:
+        return Cell("waits for a checkpoint of all", "yellow")
+    if row.heard is not None and row.heard.evictor:
+        return Cell(evicted_text(row.heard), "yellow")
+    if row.asked_ms is not None:
+        return Cell(f"asked to hand over {span(row.asked_ms)} ago", "yellow")
+    if why := next((each.stuck.partition(":")[0] for each in row.leases if each.stuck), ""):
+        return Cell(why, "red")
+    return Cell("-" if row.state != "seen" else "ok" if row.lag else "nothing to do", "dim")
+
+
+_MEMBERS = Rows[_Row](
+    Field("group", column=Column("group", fold=True, least=8)),
+    Field("client", column=Column("member", fold=True, least=8)),
+    "instance",
+    Field("host", lambda row: getattr(row.runs_at, "host", None), Column("host", fold=True, from_width=70)),
+    Field("pid", lambda row: getattr(row.runs_at, "pid", None), Column("pid", right=True, from_width=70)),
+    Field("release", lambda row: getattr(row.runs_at, "release", None), Column("release", from_width=90)),
+    Field("partitions", _held(lambda row: len(row.leases), 0), Column("partitions", right=True)),
+    Field(
+        "lag",
+        _held(lambda row: row.lag),
+        Column("lag", right=True),
+        lambda row: lag_cell(row.leases) if isinstance(row, MemberRow) else "-",
+    ),
+    Field("state", _held(lambda row: row.state, "idle"), Column("seen"), _seen),
+    "silence_ms",
+    Field("outage_ms", _held(lambda row: row.last_heard.stood_ms, 0)),
+    Field("no_progress_ms", _held(lambda row: row.no_progress_ms)),
+    Field("no_progress_at_least", _held(lambda row: row.is_still_longer, False)),
+    Field("hung", _held(lambda row: row.is_hung, False)),
+    Field("asked_to_hand_over_ms", "asked_ms"),
+    Field("waits", lambda row: isinstance(row, WorkerRow) and row.is_waiting),
+    Field("evicted_by", lambda row: getattr(_evicted(row), "evictor", None)),
+    Field("evicted_ms", lambda row: getattr(_evicted(row), "evicted_ms", None)),
+    Field("doing", lambda row: row.doing if isinstance(row, WorkerRow) else None),
+    Field("", column=Column("progress", fold=True, least=10), cell=_progress),
+)
 
 
 def _member_section(view: View, groups: list[GroupRow]) -> Section:
     members = [member for each in groups for member in each.members]
     if view.watched:
         members.sort(key=lambda member: member.badness)
-    rows = [_member_cells(member) for member in members]
-    rows += [_heard_cells(run) for each in groups for run in each.idle]
-    return Section(_MEMBERS, rows, "no worker holds anything")
-
-
-def _member_cells(member: MemberRow) -> list[str | Cell]:
-    state = member.state
-    silence = member.leases[0] if state == "unknown" else min(member.leases, key=lambda row: row.silence_ms or 0)
-    return [
-        member.group,
-        member.client,
-        *process_cells(member.runs_at),
-        str(len(member.leases)),
-        lag_cell(member.leases),
-        Cell(silence.seen, _STYLES.get(state, "")),
-        _progress(member),
-    ]
-
-
-def _heard_cells(run: WorkerRow) -> list[str | Cell]:
-    return [
-        run.group,
-        run.client,
-        *process_cells(run.runs_at),
-        "0",
-        "-",
-        Cell(f"{span(run.silence_ms)} ago", "dim"),
-        Cell(run.doing, "yellow"),
-    ]
-
-
-def _progress(member: MemberRow) -> Cell:
-    if member.is_hung:
-        return Cell(member.hung_text, "bold red")
-    if member.is_still:
-        return Cell("waits for a checkpoint of all", "yellow")
-    if member.heard is not None and member.heard.evictor:
-        return Cell(evicted_text(member.heard), "yellow")
-    if member.asked_ms is not None:
-        return Cell(f"asked to hand over {span(member.asked_ms)} ago", "yellow")
-    if why := next((row.stuck.partition(":")[0] for row in member.leases if row.stuck), ""):
-        return Cell(why, "red")
-    return Cell("-" if member.state != "seen" else "ok" if member.lag else "nothing to do", "dim")
-
-
-def _member_json(row: _Row) -> dict[str, object]:
-    """Of one that holds partitions, or of one that waits for some."""
-    member, heard = (row, row.heard) if isinstance(row, MemberRow) else (None, row)
-    return {
-        "group": row.group,
-        "client": row.client,
-        "instance": row.instance,
-        **process_json(row.runs_at),
-        "partitions": 0 if member is None else len(member.leases),
-        "lag": None if member is None else member.lag,
-        "state": "idle" if member is None else member.state,
-        "silence_ms": row.silence_ms,
-        "outage_ms": 0 if member is None else member.last_heard.stood_ms,
-        "no_progress_ms": None if member is None else member.no_progress_ms,
-        "no_progress_at_least": member is not None and member.is_still_longer,
-        "hung": member is not None and member.is_hung,
-        "asked_to_hand_over_ms": row.asked_ms,
-        "waits": member is None and heard is not None and heard.is_waiting,
-        **_evicted_json(heard),
-        "doing": row.doing if isinstance(row, WorkerRow) else None,
-    }
-
-
-def _evicted_json(run: WorkerRow | None) -> dict[str, object]:
-    is_evicted = run is not None and run.evictor != ""
-    return {
-        "evicted_by": run.evictor if run is not None and is_evicted else None,
-        "evicted_ms": run.evicted_ms if run is not None and is_evicted else None,
-    }
+    rows = [_MEMBERS.cells(row) for row in chain[_Row](members, *(each.idle for each in groups))]
+    return Section(_MEMBERS.columns, rows, "no worker holds anything")
 
 
 # -- partitions ----------------------------------------------------------------------------------------------
 
-
-def _cells(row: LeaseRow) -> list[str | Cell]:
-    return [
-        row.group,
-        row.topic,
-        row.place,
-        row.holder,
-        number(row.epoch),
-        Cell(row.seen, _STYLES.get(row.state, "dim")),
-        number(row.next),
-        lag_cell([row]),
-    ]
+_LEASES = Rows[LeaseRow](
+    Field("partition", "cp"),
+    Field("group", column=Column("group", pipes_only=True)),
+    Field("topic", column=Column("topic", fold=True)),
+    Field("topic_partition", "partition", Column("partition", right=True), lambda row: row.place),
+    "kind",
+    Field("keys", lambda row: [row.lo, row.hi]),
+    "goes_to",
+    Field(
+        "holder",
+        lambda row: None if row.client is None else {"client": row.client, "instance": row.instance},
+        Column("holder", fold=True, least=8),
+        lambda row: row.holder,
+    ),
+    Field("epoch", column=Column("epoch", right=True, from_width=75)),
+    "heartbeat_interval_ms",
+    "last_beat",
+    Field("state", column=Column("seen"), cell=lambda row: Cell(row.seen, _STYLES.get(row.state, "dim"))),
+    "silence_ms",
+    Field("outage_ms", "stood_ms"),
+    Field("next", column=Column("next", right=True)),
+    "granted",
+    "log_end",
+    Field("lag", column=Column("lag", right=True), cell=lambda row: lag_cell([row])),
+    "open_messages",
+    "parked",
+    Field(
+        "sharers",
+        lambda row: [{"client": x.client_id, "instance": x.instance_id, "epoch": x.epoch} for x in row.sharers],
+    ),
+    Field("position_lost", "lost"),
+    Field("stuck", lambda row: row.stuck or None),
+    Field("held_back", lambda row: row.held_back or None),
+    "verdict",
+)
 
 
 def _pause_rows(view: View, groups: list[GroupRow]) -> list[list[str | Cell]]:
@@ -404,33 +403,3 @@ def _notes(view: View, groups: list[GroupRow]) -> list[str]:
         notes.append(f"this machine's clock is at least {span(view.clock.local_is_behind_ms)} behind the broker's.")
     mixed = [text for each in groups for text in mixed_texts(each)]
     return [*notes, *mixed, *view.silence.notes(), *view.notes_on_upgrades()]
-
-
-def _json(row: LeaseRow) -> dict[str, object]:
-    return {
-        "partition": row.cp,
-        "group": row.group,
-        "topic": row.topic,
-        "topic_partition": row.partition,
-        "kind": row.kind,
-        "keys": [row.lo, row.hi],
-        "goes_to": row.goes_to,
-        "holder": None if row.client is None else {"client": row.client, "instance": row.instance},
-        "epoch": row.epoch,
-        "heartbeat_interval_ms": row.heartbeat_interval_ms,
-        "last_beat": row.last_beat,
-        "state": row.state,
-        "silence_ms": row.silence_ms,
-        "outage_ms": row.stood_ms,
-        "next": row.next,
-        "granted": row.granted,
-        "log_end": row.log_end,
-        "lag": row.lag,
-        "open_messages": row.open_messages,
-        "parked": row.parked,
-        "sharers": [{"client": x.client_id, "instance": x.instance_id, "epoch": x.epoch} for x in row.sharers],
-        "position_lost": row.lost,
-        "stuck": row.stuck or None,
-        "held_back": row.held_back or None,
-        "verdict": row.verdict,
-    }
