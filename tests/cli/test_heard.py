@@ -9,9 +9,9 @@ import pytest
 from kafka_marshal.cli.connection import name_the_topic
 from kafka_marshal.cli.options import Options
 from kafka_marshal.errors import KafkaUnavailableError, TopicMissingError
-from kafka_marshal.observe.names import near
 from kafka_marshal.observe.problems import problems_of
 from kafka_marshal.observe.rows import GroupRow, LeaseRow, WorkerRow
+from kafka_marshal.observe.text import near
 from kafka_marshal.observe.view import why_no_share
 from rationalizer.groups.group import Group, Member, Settings
 

@@ -24,7 +24,7 @@ from kafka_marshal.admin.session import Session, kind_in, progress_in
 from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.observe.holes import Holding, PointReads, holdings_of, read_at
-from kafka_marshal.observe.names import names_of, no_group
+from kafka_marshal.observe.text import names_of, no_group
 from kafka_marshal.ports import Cluster, TopicPartition
 from rationalizer import (
     InvalidRecordError,

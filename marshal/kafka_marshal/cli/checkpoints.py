@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.app import command
-from kafka_marshal.cli.connection import admin_of, connected, id_argument, note, view_of
+from kafka_marshal.cli.connection import admin_of, catch_up, connected, id_argument, note, view_of
 from kafka_marshal.cli.failures import DONE, NO, CommandError
-from kafka_marshal.cli.names import complete_group
-from kafka_marshal.cli.options import span_option
-from kafka_marshal.cli.output import Cell, Column, print_json, print_table, progress, say, say_warning
+from kafka_marshal.cli.options import complete_group, span_option
+from kafka_marshal.cli.output import Cell, Column, print_json, print_table, say, say_warning
 from kafka_marshal.cli.watch import Picture, Section, print_picture
 from kafka_marshal.observe.checkpoints import (
     KIND_WORDS,
@@ -23,9 +22,8 @@ from kafka_marshal.observe.checkpoints import (
     is_initial,
     oldest_cut,
 )
-from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.rows import place_text
-from kafka_marshal.observe.text import clock_text, count, span, time_text
+from kafka_marshal.observe.text import clock_text, count, no_group, span, time_text
 from rationalizer import route_group
 
 if TYPE_CHECKING:
@@ -197,24 +195,19 @@ def checkpoints(
         raise click.UsageError("--hold and --keep go with --start; later on --keep is what the members' policy says.")
     if any(ways):
         return _change(options, group, pin, retire, start, hold, keep or 16, within)
-    with connected(options) as cluster:
-        view = view_of(cluster, options)
-        try:
-            home = route_group(group, len(view.worlds))
-            history = CheckpointHistory(group)
-            history.begin(view.worlds[home])
+    with connected(options) as cluster, view_of(cluster, options) as view:
+        home = route_group(group, len(view.worlds))
+        history = CheckpointHistory(group)
+        history.begin(view.worlds[home])
 
-            def observe(cp: int, offset: int, outcome: Outcome) -> None:
-                if cp == home and outcome.of_group and outcome.message.group_id == group:
-                    history.see(view.worlds[cp], outcome)
+        def observe(cp: int, offset: int, outcome: Outcome) -> None:
+            if cp == home and outcome.of_group and outcome.message.group_id == group:
+                history.see(view.worlds[cp], outcome)
 
-            view.observers.append(observe)
-            with progress("reading the log") as progressed:
-                view.catch_up(progressed)
-            view.learn_time()
-            return print_picture(_picture(options, view, group, history), options)
-        finally:
-            view.replica.close()
+        view.observers.append(observe)
+        catch_up(view)
+        view.learn_time()
+        return print_picture(_picture(options, view, group, history), options)
 
 
 def _change(

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kafka_marshal.cli.output import warnings_from_the_library
+from kafka_marshal.cli.output import progress, warnings_from_the_library
 from kafka_marshal.errors import MarshalError, TopicMissingError
 from kafka_marshal.logs import visible
-from kafka_marshal.observe.names import near
-from kafka_marshal.observe.text import span
+from kafka_marshal.observe.text import near, span
 from kafka_marshal.topic_names import snapshots_topic
 
 if TYPE_CHECKING:
@@ -52,11 +51,22 @@ def name_the_topic(error: TopicMissingError, cluster: Cluster, options: Options)
         error.add_note(f"There is a topic of a similar name{hint}")
 
 
-def view_of(cluster: Cluster, options: Options, window_ms: int = 30_000) -> View:
+@contextmanager
+def view_of(cluster: Cluster, options: Options, window_ms: int = 30_000) -> Iterator[View]:
     """What the log says now, to be caught up (*blocking*)."""
     from kafka_marshal.observe.view import View
 
-    return View(cluster, options.topic, options.timeout, window_ms)
+    view = View(cluster, options.topic, options.timeout, window_ms)
+    try:
+        yield view
+    finally:
+        view.replica.close()
+
+
+def catch_up(view: View) -> None:
+    """Read the log up to its end, with a bar of progress (*blocking*)."""
+    with progress("reading the log") as progressed:
+        view.catch_up(progressed)
 
 
 def sizes_of(cluster: Cluster) -> Sizes:

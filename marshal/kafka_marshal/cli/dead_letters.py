@@ -13,8 +13,7 @@ import click
 
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE
-from kafka_marshal.cli.names import complete_any_topic, complete_group
-from kafka_marshal.cli.options import Options, time_option
+from kafka_marshal.cli.options import Options, complete_any_topic, complete_group, time_option
 from kafka_marshal.cli.output import (
     Cell,
     Column,
@@ -27,9 +26,8 @@ from kafka_marshal.cli.output import (
     say_warning,
 )
 from kafka_marshal.logs import visible
-from kafka_marshal.observe.names import near
 from kafka_marshal.observe.payload import bytes_json, utf8
-from kafka_marshal.observe.text import clock_text, count, local_ms, number, time_text
+from kafka_marshal.observe.text import clock_text, count, local_ms, near, number, time_text
 
 if TYPE_CHECKING:
     from kafka_marshal.admin.dead_letters import DeadLetters

@@ -11,20 +11,20 @@ import click
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.connection import admin_of, connected, id_argument, note, view_of
 from kafka_marshal.cli.failures import DONE, NO, CommandError
-from kafka_marshal.cli.names import (
+from kafka_marshal.cli.options import (
+    Options,
     complete_client,
     complete_group,
     complete_topic,
     read_names,
     refuse_name,
     refuse_unknown,
+    span_option,
 )
-from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import ask, print_json, say, say_warning
 from kafka_marshal.observe.checkpoints import repeated_text
-from kafka_marshal.observe.names import clients_of
 from kafka_marshal.observe.rows import DAY_MS, GroupRow, place_text, span_text
-from kafka_marshal.observe.text import count, span
+from kafka_marshal.observe.text import clients_of, count, span
 from rationalizer.limits import MAX_PARTITION
 
 if TYPE_CHECKING:
@@ -313,15 +313,11 @@ def forget_group(options: Options, group: str, yes: bool, within: int, force: bo
 
 def _looked_at(options: Options, group: str) -> GroupRow:
     """The group as in `status`: its positions, and when a member was last seen."""
-    with connected(options) as cluster:
-        view = view_of(cluster, options)
-        try:
-            view.catch_up(lambda done, of_all: None)
-            view.learn_time()
-            view.look_at_data([group])
-            return next(iter(view.groups(group)), GroupRow(group, []))
-        finally:
-            view.replica.close()
+    with connected(options) as cluster, view_of(cluster, options) as view:
+        view.catch_up(lambda done, of_all: None)
+        view.learn_time()
+        view.look_at_data([group])
+        return next(iter(view.groups(group)), GroupRow(group, []))
 
 
 def _lost_text(lost: GroupRow, still_open: Counter[str]) -> str:

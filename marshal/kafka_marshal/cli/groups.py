@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.app import command
-from kafka_marshal.cli.connection import admin_of, connected, id_argument, note, view_of
+from kafka_marshal.cli.connection import admin_of, catch_up, connected, id_argument, note, view_of
 from kafka_marshal.cli.failures import DONE, NO
-from kafka_marshal.cli.names import complete_group
-from kafka_marshal.cli.output import Cell, Column, ask, print_json, progress, say
+from kafka_marshal.cli.options import complete_group
+from kafka_marshal.cli.output import Cell, Column, ask, print_json, say
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, print_picture, show, stuck_section
 from kafka_marshal.instance import Instance
 from kafka_marshal.observe.checkpoints import as_of_text, barrier_text, checkpoints_json
-from kafka_marshal.observe.names import near, no_group
 from kafka_marshal.observe.problems import open_text, problems_of
 from kafka_marshal.observe.rows import (
     GroupRow,
@@ -29,7 +28,7 @@ from kafka_marshal.observe.rows import (
     seen_text,
     state_of,
 )
-from kafka_marshal.observe.text import clock_text, count, number, span, time_text
+from kafka_marshal.observe.text import clock_text, count, near, no_group, number, span, time_text
 
 if TYPE_CHECKING:
     from kafka_marshal.cli.options import Options
@@ -198,21 +197,16 @@ def group(options: Options, name: str, changes: dict[str, object], rebalances: i
 
     if changes:
         return _configure(options, name, changes, yes)
-    with connected(options) as cluster:
-        view = view_of(cluster, options)
+    with connected(options) as cluster, view_of(cluster, options) as view:
         fold = Assignments(name, keep=rebalances)
-        try:
-            home = route_group(name, len(view.worlds))
-            fold.begin(view.worlds[home])
-            view.observers.append(
-                lambda cp, _, outcome: fold.see(view.worlds[cp], outcome) if cp == home and rebalances else None
-            )
-            with progress("reading the log") as progressed:
-                view.catch_up(progressed)
-            view.learn_time()
-            return print_picture(_one_group(view, name, fold), options)
-        finally:
-            view.replica.close()
+        home = route_group(name, len(view.worlds))
+        fold.begin(view.worlds[home])
+        view.observers.append(
+            lambda cp, _, outcome: fold.see(view.worlds[cp], outcome) if cp == home and rebalances else None
+        )
+        catch_up(view)
+        view.learn_time()
+        return print_picture(_one_group(view, name, fold), options)
 
 
 def _settings(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, object]:
@@ -245,13 +239,9 @@ def _settings(context: click.Context, parameter: click.Parameter, values: tuple[
 def _configure(options: Options, name: str, changes: dict[str, object], yes: bool) -> int:
     from kafka_marshal.observe.words import setting_text
 
-    with connected(options) as cluster:
-        view = view_of(cluster, options)
-        try:
-            view.catch_up(lambda done, of_all: None)
-            known = view.names()
-        finally:
-            view.replica.close()
+    with connected(options) as cluster, view_of(cluster, options) as view:
+        view.catch_up(lambda done, of_all: None)
+        known = view.names()
     if name not in known and not ask(f"{no_group(name, known)} Make it, as a coordinated group?", yes):
         note(options, "Nothing was changed.")
         return NO

@@ -15,7 +15,7 @@ import click
 
 from kafka_marshal.cli.failures import NO, CommandError
 from kafka_marshal.cli.options import Options
-from kafka_marshal.observe.names import LogNames, clients_of, names_of, near, no_group
+from kafka_marshal.observe.text import LogNames, clients_of, names_of, near, no_group
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -13,8 +13,14 @@ import click
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.connection import admin_of, id_argument, note
 from kafka_marshal.cli.failures import DONE, NO
-from kafka_marshal.cli.names import complete_any_topic, complete_group, complete_place
-from kafka_marshal.cli.options import Options
+from kafka_marshal.cli.options import (
+    Options,
+    complete_any_topic,
+    complete_group,
+    complete_place,
+    places_option,
+    topic_partitions,
+)
 from kafka_marshal.cli.output import (
     Cell,
     Column,
@@ -27,7 +33,6 @@ from kafka_marshal.cli.output import (
     say,
     say_warning,
 )
-from kafka_marshal.cli.positions import places_option, topic_partitions
 from kafka_marshal.observe.payload import bytes_json, utf8
 from kafka_marshal.observe.text import clock_text, count, local_ms, time_text
 

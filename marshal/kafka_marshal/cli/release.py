@@ -14,13 +14,24 @@ import click
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.connection import admin_of, connected, id_argument, note, paused
 from kafka_marshal.cli.failures import DONE, NO, CommandError
-from kafka_marshal.cli.names import complete_client, complete_group, complete_place, read_names, refuse_unknown
 from kafka_marshal.cli.open_messages import open_text
-from kafka_marshal.cli.options import Options, say_times, span_option, times_json
+from kafka_marshal.cli.options import (
+    Options,
+    PartitionTarget,
+    complete_client,
+    complete_group,
+    complete_place,
+    read_names,
+    refuse_unknown,
+    say_times,
+    span_option,
+    targets_in_file,
+    targets_option,
+    times_json,
+    to_option,
+)
 from kafka_marshal.cli.output import Column, ask, print_json, print_table, say, say_warning
-from kafka_marshal.cli.positions import PartitionTarget, targets_in_file, targets_option, to_option
-from kafka_marshal.observe.names import near
-from kafka_marshal.observe.text import count, span, time_text
+from kafka_marshal.observe.text import count, near, span, time_text
 
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin, InHand, Move, MovePlan, Pause, PausedPartition, Target

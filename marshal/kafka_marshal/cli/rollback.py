@@ -14,8 +14,7 @@ import click
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.connection import admin_of, id_argument, note
 from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
-from kafka_marshal.cli.names import complete_client, complete_group
-from kafka_marshal.cli.options import Options, read_time, span_option
+from kafka_marshal.cli.options import Options, complete_client, complete_group, read_time, span_option
 from kafka_marshal.cli.output import Column, ask, print_json, print_table, say, say_warning
 from kafka_marshal.observe.text import count, span
 

@@ -8,9 +8,8 @@ import click
 
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE
-from kafka_marshal.cli.names import complete_topic_colon
+from kafka_marshal.cli.options import complete_topic_colon, place_option
 from kafka_marshal.cli.output import print_json, say, say_warning
-from kafka_marshal.cli.positions import place_option
 from kafka_marshal.observe.payload import MOST_BYTES, Form, bytes_json, short, shown
 from kafka_marshal.observe.text import count, span, time_text
 

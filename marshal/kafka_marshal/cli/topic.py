@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.app import command, paint
-from kafka_marshal.cli.connection import admin_of, connected, note, view_of
+from kafka_marshal.cli.connection import admin_of, catch_up, connected, note, view_of
 from kafka_marshal.cli.failures import DONE, NO, CommandError
 from kafka_marshal.cli.keep import FOREVER, keep_option, kept_text
-from kafka_marshal.cli.output import ask, print_json, progress, say, say_warning
+from kafka_marshal.cli.output import ask, print_json, say, say_warning
 from kafka_marshal.instance import knows_level
 from kafka_marshal.node.kept import keep_settings
 from kafka_marshal.observe.text import count
@@ -332,15 +332,10 @@ def upgrade(options: Options, yes: bool, force: bool, dry_run: bool) -> int:
     """Raise the coordination topic; `--help` says more."""
     from kafka_marshal.admin.topic import below_level
 
-    with connected(options) as cluster:
-        view = view_of(cluster, options)
-        try:
-            with progress("reading the log") as progressed:
-                view.catch_up(progressed)
-            low, notes = below_level(view.worlds), view.notes_on_upgrades()
-            old = _old_members(view.groups()) if low else []
-        finally:
-            view.replica.close()
+    with connected(options) as cluster, view_of(cluster, options) as view:
+        catch_up(view)
+        low, notes = below_level(view.worlds), view.notes_on_upgrades()
+        old = _old_members(view.groups()) if low else []
     if notes:
         raise CommandError(f"{notes[0]} {_NOT_DONE}", NO)
     for each in old[:_LISTED]:

@@ -11,9 +11,8 @@ import click
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.connection import admin_of, id_argument, note
 from kafka_marshal.cli.failures import DONE, NO
-from kafka_marshal.cli.names import complete_group, refuse_unknown
 from kafka_marshal.cli.open_messages import open_text
-from kafka_marshal.cli.options import Options, span_option
+from kafka_marshal.cli.options import Options, complete_group, refuse_unknown, span_option
 from kafka_marshal.cli.output import Column, ask, print_json, print_table, say, say_warning
 from kafka_marshal.observe.text import count
 

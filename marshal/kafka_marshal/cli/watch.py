@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kafka_marshal.cli.connection import view_of
+from kafka_marshal.cli.connection import catch_up, view_of
 from kafka_marshal.cli.output import (
     Cell,
     Column,
@@ -20,7 +20,6 @@ from kafka_marshal.cli.output import (
     plain_rows,
     print_json,
     print_json_line,
-    progress,
     rich_table,
     say_warning,
     warnings_from_the_library,
@@ -89,10 +88,8 @@ def show(
 
     listen: learn the broker's time first. tick: append Ticks for that.
     """
-    view = view_of(cluster, options, window_ms)
-    try:
-        with progress("reading the log") as progressed:
-            view.catch_up(progressed)
+    with view_of(cluster, options, window_ms) as view:
+        catch_up(view)
         if tick:
             view.tick()
         elif listen:
@@ -103,8 +100,6 @@ def show(
         if options.json or not is_terminal():
             return _repeat(view, cluster, options, picture, interval)
         return _watch(view, cluster, options, picture, interval)
-    finally:
-        view.replica.close()
 
 
 def print_picture(taken: Picture, options: Options) -> int:

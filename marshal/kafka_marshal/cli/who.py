@@ -10,16 +10,21 @@ import click
 
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.archive import archive_option, is_alone, open_history
-from kafka_marshal.cli.connection import connected, id_argument, view_of
+from kafka_marshal.cli.connection import catch_up, connected, id_argument, view_of
 from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
-from kafka_marshal.cli.names import complete_group, complete_topic, read_names, refuse_name
-from kafka_marshal.cli.options import Options, time_option
+from kafka_marshal.cli.options import (
+    Options,
+    complete_group,
+    complete_topic,
+    read_names,
+    refuse_name,
+    time_option,
+    topic_partition,
+)
 from kafka_marshal.cli.output import Cell, Column, is_terminal, print_json, print_table, progress, say
-from kafka_marshal.cli.positions import topic_partition
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.observe.names import names_of, no_group
 from kafka_marshal.observe.rows import STATES
-from kafka_marshal.observe.text import clock_text, local_ms, number, time_text
+from kafka_marshal.observe.text import clock_text, local_ms, names_of, no_group, number, time_text
 from rationalizer import route_group, route_lease
 from rationalizer.limits import MAX_PARTITION
 
@@ -306,15 +311,10 @@ def who_has(options: Options, place: str, key: str, group: str | None) -> int:
 
     topic, partition = topic_partition(place)
     hashed = key_hash(_bytes(key), 0)
-    with connected(options) as cluster:
-        view = view_of(cluster, options)
-        try:
-            with progress("reading the log") as progressed:
-                view.catch_up(progressed)
-            found = list(_found(view, topic, partition, hashed, group))
-            known = view.names()
-        finally:
-            view.replica.close()
+    with connected(options) as cluster, view_of(cluster, options) as view:
+        catch_up(view)
+        found = list(_found(view, topic, partition, hashed, group))
+        known = view.names()
     if not found:
         if group is not None and group not in known:
             raise CommandError(no_group(group, known), NO)

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from kafka_marshal.metrics.rows import (
@@ -22,6 +21,7 @@ from kafka_marshal.metrics.rows import (
     RecordCount,
     TopicCount,
 )
+from rationalizer.later import later
 
 if TYPE_CHECKING:
     from kafka_marshal.metrics.otel import instrument, trace_hooks
@@ -43,17 +43,8 @@ __all__ = [
     "trace_hooks",
 ]
 
-
 #: Imported at their first use: they need an extra, or few use them.
-_LATER = {
-    "MarshalCollector": "prometheus",
-    "MetricsServer": "server",
-    "instrument": "otel",
-    "trace_hooks": "otel",
-}
+_LATER = {"otel": "instrument trace_hooks", "prometheus": "MarshalCollector", "server": "MetricsServer"}
 
-
-def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = later(__name__, _LATER)

@@ -20,8 +20,8 @@ from kafka_marshal.admin.stored_message import StoredMessage
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.instance import release
 from kafka_marshal.logs import visible
-from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.payload import MOST_BYTES, short, shown
+from kafka_marshal.observe.text import no_group
 from kafka_marshal.ports import TopicPartition
 from kafka_marshal.ui import happened, moments
 from kafka_marshal.ui.archive import Archive, NotReadError
