@@ -1,25 +1,44 @@
-"""The common options, before or after a command's name, and the librdkafka properties from them."""
+"""What commands are given: the common options, times and spans, positions, and names, which the shell can complete."""
 
 from __future__ import annotations
 
 import codecs
+import csv
+import json
+import logging
+import math
 import re
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
-from kafka_marshal.cli.failures import WRONG_USE, CommandError
+from kafka_marshal.cli.failures import NO, WRONG_USE, CommandError
 from kafka_marshal.logs import visible
-from kafka_marshal.observe.text import is_absolute, parse_span, parse_time, span, time_text
+from kafka_marshal.observe.text import (
+    LogNames,
+    clients_of,
+    is_absolute,
+    names_of,
+    near,
+    no_group,
+    parse_span,
+    parse_time,
+    span,
+    time_text,
+)
 from kafka_marshal.secret import values_of
 from kafka_marshal.topic_names import DEFAULT_TOPIC, is_topic_name
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from kafka_marshal.admin import Target
     from kafka_marshal.observe.log import Source
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -237,3 +256,279 @@ def say_times(options: Options) -> None:
     for option, text, moment in dict.fromkeys(options.times):
         if moment <= now_ms:
             click.echo(visible(f"{option} {text} is {time_text(moment)}, {span(now_ms - moment)} ago"), err=True)
+
+
+# -- positions -----------------------------------------------------------------------------------------------
+
+_PLACE = re.compile(r"(?P<topic>[^:]+):(?P<partition>[0-9]{1,10}):(?P<offset>[0-9]{1,19})")
+_TOPIC_PARTITION = re.compile(r"(?P<topic>[^:]+):(?P<partition>[0-9]{1,10})")
+
+_PARTITION = re.compile(r"(?P<topic>[^:=]+)(?::(?P<partition>[0-9]+))?(?:=(?P<position>.+))?")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def place_option(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, int, int]:
+    """The callback of a message: its topic, partition and offset."""
+    found = _PLACE.fullmatch(value)
+    if found is None:
+        raise click.BadParameter(
+            f"{value!r} is not of the form TOPIC:PARTITION:OFFSET, such as flights:3:1200", context, parameter
+        )
+    return found["topic"], int(found["partition"]), int(found["offset"])
+
+
+def places_option(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, int, int], ...]:
+    """The callback of several messages."""
+    return tuple(place_option(context, parameter, value) for value in values)
+
+
+def topic_partitions(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, int], ...]:
+    """The callback of several partitions."""
+    return tuple(map(topic_partition, values))
+
+
+def topic_partition(value: str) -> tuple[str, int]:
+    """A partition. Raises click.BadParameter."""
+    match = _TOPIC_PARTITION.fullmatch(value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not of the form TOPIC:PARTITION, such as flights:3")
+    return match["topic"], int(match["partition"])
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTarget:
+    """One --partition. partition None: all of the topic; position None: that of --to."""
+
+    topic: str
+    partition: int | None
+    position: Target | None
+
+
+#: The broker's clock may be ahead of this machine's by this much.
+_AHEAD_MS = 60_000
+
+
+def _position(options: Options, option: str, text: str) -> Target:
+    """earliest, latest, readable, an offset, or a time. Raises ValueError."""
+    if text in ("earliest", "latest", "readable"):
+        return text
+    if text.isascii() and text.isdigit():
+        return int(text)
+    now_ms = int(time.time() * 1000)
+    moment = read_time(options, option, text, moves=True)
+    if moment > now_ms + _AHEAD_MS:
+        raise ValueError(f"{text!r} is in the future: no message is as young as that, and all would be skipped")
+    return _EPOCH + timedelta(milliseconds=moment)
+
+
+def to_option(context: click.Context, parameter: click.Parameter, value: str | None) -> Target | None:
+    """The callback of --to."""
+    if value is None:
+        return None
+    try:
+        return _position(context.ensure_object(Options), parameter.opts[0], value)
+    except (ValueError, OverflowError) as error:
+        raise click.BadParameter(f"{error} (or earliest, latest, readable, an offset)", context, parameter) from None
+
+
+def targets_option(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> list[PartitionTarget]:
+    """The callback of --partition."""
+    partitions = []
+    for value in values:
+        found = _PARTITION.fullmatch(value)
+        if found is None:
+            raise click.BadParameter(
+                f"{value!r} is not of the form TOPIC:PARTITION=POSITION, such as flights:3=1200", context, parameter
+            )
+        number, position = found["partition"], found["position"]
+        target = None if position is None else to_option(context, parameter, position)
+        partitions.append(PartitionTarget(found["topic"], None if number is None else int(number), target))
+    return partitions
+
+
+def targets_in_file(options: Options, path: str, group: str) -> list[PartitionTarget]:
+    """The positions in a file: CSV as of kafka-consumer-groups, or JSON. Raises CommandError, which names the line.
+
+    CSV: topic,partition,offset or group,topic,partition,offset (lines of other groups are ignored). JSON: a list of
+    objects with topic, partition and offset (or "after"), by itself or as "partitions", "positions" or "moves" of an
+    object. An offset may be any value of --to.
+    """
+    text = read_text(path, "--from-file")
+    found: dict[tuple[str, int], PartitionTarget] = {}
+    rows = _json_rows(path, text) if text.lstrip()[:1] in ("[", "{") else _csv_rows(path, text)
+    for place, of_group, topic, number, position in rows:
+        if of_group not in (None, group):
+            continue
+        try:
+            partition = int(str(number).strip())
+            each = PartitionTarget(
+                str(topic).strip(), partition, _position(options, "--from-file", str(position).strip())
+            )
+            if partition < 0 or not each.topic or topic is None:
+                raise ValueError("a topic and a partition from 0 on are wanted")
+        except (ValueError, OverflowError) as error:
+            raise _wrong(path, place, str(error)) from None
+        before = found.setdefault((each.topic, partition), each)
+        if before != each:
+            raise _wrong(path, place, f"{each.topic} [{partition}] stands there twice, with different positions")
+    if not found:
+        raise _wrong(path, "", f"it has no positions of group {group!r}")
+    return list(found.values())
+
+
+def _wrong(path: str, place: str, why: str) -> CommandError:
+    return CommandError(f"--from-file {path}{place and ', ' + place}: {why}. Nothing was changed.", WRONG_USE)
+
+
+_Row = tuple[str, str | None, Any, Any, Any]
+
+
+def _csv_rows(path: str, text: str) -> Iterator[_Row]:
+    for number, row in enumerate(csv.reader(text.splitlines()), start=1):
+        cells = [cell.strip() for cell in row]
+        if not any(cells) or cells[0].startswith("#") or (number == 1 and cells[-1].lower() == "offset"):
+            continue
+        if len(cells) not in (3, 4):
+            raise _wrong(path, f"line {number}", "topic,partition,offset or group,topic,partition,offset are wanted")
+        topic, partition, offset = cells[-3:]
+        yield f"line {number}", cells[0] if len(cells) == 4 else None, topic, partition, offset
+
+
+def _json_rows(path: str, text: str) -> Iterator[_Row]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _wrong(path, "", f"it is no JSON ({error})") from None
+    of_all = found.get("group") if isinstance(found, dict) else None
+    if isinstance(found, dict):
+        found = next((found[name] for name in ("partitions", "positions", "moves") if name in found), None)
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise _wrong(path, "", 'a list of objects with "topic", "partition" and "offset" is wanted')
+    for number, each in enumerate(found, start=1):
+        position = each.get("offset", each.get("after"))
+        if position is None:
+            raise _wrong(path, f"object {number}", "it has no offset")
+        yield f"object {number}", each.get("group", of_all), each.get("topic"), each.get("partition"), position
+
+
+# -- names of groups, topics and clients: unknown ones are refused, and the shell can complete them ----------
+
+#: A user has pressed Tab and waits: the time for a broker to answer (s),
+_COMPLETION_S = 1.5
+#: and for the whole log (s).
+_LIMIT_S = 2.5
+
+
+def read_names(options: Options, timeout_s: float, limit_s: float = math.inf) -> LogNames:
+    """The names in the log (*blocking*). Raises MarshalError, CommandError; TimeoutError after limit_s."""
+    from kafka_marshal.adapters.kafka import KafkaCluster
+    from kafka_marshal.node.replica import Replica
+    from kafka_marshal.node.start import Begin
+
+    def check_time(done: int, of_all: int) -> None:
+        if time.monotonic() > until:
+            raise TimeoutError
+
+    until = time.monotonic() + limit_s
+    servers, properties = options.connection()
+    cluster = KafkaCluster(servers, properties)
+    try:
+        replica = Replica(cluster, options.topic, timeout_s, Begin.SNAPSHOT)
+        try:
+            replica.catch_up(timeout_s, check_time)
+            return names_of(replica.worlds.values())
+        finally:
+            replica.close()
+    finally:
+        cluster.close()
+
+
+def refuse_unknown(options: Options, group: str, topic: str | None = None, effect: str = "") -> None:
+    """Raise CommandError if the log does not know the group, or no partition of it on that topic (*blocking*).
+
+    effect: what it means for the data.
+    """
+    refuse_name(read_names(options, options.timeout), group, topic, effect)
+
+
+def refuse_name(known: LogNames, group: str, topic: str | None, effect: str = "") -> None:
+    """The same, with names already read."""
+    if group not in known:
+        raise CommandError(f"{no_group(group, known)} {effect}".rstrip(), NO)
+    if topic is not None and topic not in known[group]:
+        hint = near(topic, known[group]) or "."
+        raise CommandError(f"group {group!r} never had a partition of topic {topic!r}{hint} {effect}".rstrip(), NO)
+
+
+# -- completion ----------------------------------------------------------------------------------------------
+
+
+_Complete: TypeAlias = "Callable[..., list[CompletionItem]]"
+
+
+def _completion(find: Callable[[LogNames, click.Context], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        logging.disable(logging.CRITICAL)
+        try:
+            options = context.find_object(Options) or Options()
+            known = read_names(options, min(options.timeout, _COMPLETION_S), _LIMIT_S)
+            names = find(known, context)
+        except Exception:  # noqa: BLE001  (a line on the terminal would spoil the one that is being typed)
+            return []
+        return [CompletionItem(name) for name in sorted(set(names)) if name.startswith(incomplete)]
+
+    return complete
+
+
+def _topics(names: LogNames, context: click.Context) -> Iterable[str]:
+    group = context.params.get("group")
+    return names.get(group, {}) if group in names else {topic for topics in names.values() for topic in topics}
+
+
+def _clients(names: LogNames, context: click.Context) -> Iterable[str]:
+    before = context.params.get("names") or ()  # drain [GROUP] CLIENT
+    return clients_of(names, context.params.get("group") or next(iter(before), None))
+
+
+complete_group: _Complete = _completion(lambda names, _: names)
+complete_topic: _Complete = _completion(_topics)
+complete_client: _Complete = _completion(_clients)
+#: TOPIC:, to be followed by a partition.
+complete_place: _Complete = _completion(lambda names, context: [f"{topic}:" for topic in _topics(names, context)])
+
+
+def complete_topic_colon(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """TOPIC: of any topic of the cluster, to be followed by a partition and an offset."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(f"{each.value}:") for each in complete_any_topic(context, parameter, incomplete)]
+
+
+def complete_any_topic(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Any topic of the cluster but its own."""
+    from click.shell_completion import CompletionItem
+
+    logging.disable(logging.CRITICAL)
+    try:
+        from kafka_marshal.adapters.kafka import KafkaCluster
+
+        options = context.find_object(Options) or Options()
+        cluster = KafkaCluster(*options.connection())
+        try:
+            topics = cluster.topics(min(options.timeout, _COMPLETION_S))
+        finally:
+            cluster.close()
+    except Exception:  # noqa: BLE001  (as above)
+        return []
+    return [
+        CompletionItem(name) for name, topic in topics.items() if name.startswith(incomplete) and not topic.internal
+    ]

@@ -9,8 +9,7 @@
 ``log_size``     how large the log is, how old, how long it is kept
 ``problems``     what is wrong with a group and its open messages, in words
 ``ownership``    who owned a partition, since when, until when
-``names``        the names that a log knows
-``words``        records and outcomes in words; ``text``: times and spans; ``payload``: messages
+``words``        records and outcomes in words; ``text``: times, spans and names; ``payload``: messages
 ``report``       a page of figures and tables that opens without a network
 ===============  =======================================================================================
 """
