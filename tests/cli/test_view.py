@@ -52,7 +52,7 @@ class Metered:
         self.add(Heartbeat(*A, "t", 0, 0, last_offset), at)
 
     def speed(self) -> float | None:
-        return self.meter.per_second(KEY)
+        return self.meter.track(KEY).per_second
 
 
 def test_speed_is_what_was_done_over_log_time() -> None:
@@ -118,14 +118,14 @@ def test_since_when_nothing_moves_and_since_when_its_holder_has_it() -> None:
     metered = Metered()
     metered.beat(9, 1_000)
     metered.beat(9, 5_000)
-    assert (metered.meter.moved_at(KEY), metered.meter.granted_at(KEY)) == (1_000, 0)
+    assert (metered.meter.track(KEY).moved_at, metered.meter.track(KEY).granted_at) == (1_000, 0)
     metered.add(ReleasingPartition(*A, "t", 0, 0, 9), 6_000)
     metered.add(ClaimingPartition(*A, "t", 0, 100_000), 7_000)
-    assert (metered.meter.moved_at(KEY), metered.meter.granted_at(KEY)) == (1_000, 7_000)
+    assert (metered.meter.track(KEY).moved_at, metered.meter.track(KEY).granted_at) == (1_000, 7_000)
 
 
 def test_unknown_leases_have_no_speed() -> None:
-    assert Meter(1_000).per_second(KEY) is None
+    assert Meter(1_000).track(KEY).per_second is None
 
 
 def test_the_brokers_time_is_learned_from_fresh_records() -> None:
@@ -318,11 +318,11 @@ def test_a_stand_still_that_began_before_all_that_was_read_is_at_least_as_long()
 
 def test_whether_a_position_was_seen_to_move() -> None:
     metered = Metered()
-    assert not metered.meter.has_moved(KEY)
+    assert not metered.meter.track(KEY).has_moved
     metered.add(Heartbeat(*A, "t", 0, 0, None), 1_000)
-    assert not metered.meter.has_moved(KEY)
+    assert not metered.meter.track(KEY).has_moved
     metered.beat(9, 2_000)
-    assert metered.meter.has_moved(KEY)
+    assert metered.meter.track(KEY).has_moved
 
 
 def test_it_was_never_claimed() -> None:
@@ -494,13 +494,13 @@ def test_a_partition_that_stands_still_beside_others_is_a_problem_after_a_while(
 
 def test_positions_of_the_last_minute() -> None:
     metered = Metered()
-    assert metered.meter.positions(KEY, -1) == []
+    assert metered.meter.track(KEY).positions_since(-1) == []
     for second in (10, 20, 30, 100):
         metered.beat(second, second * 1_000)
-    assert metered.meter.positions(KEY, 40_000) == [31, 101]
-    assert metered.meter.positions(KEY, 100_000) == [101]
-    assert metered.meter.positions(KEY, 20_000) == [], "no longer known"
-    assert metered.meter.positions(("g", "t", 1, 0), 40_000) == []
+    assert metered.meter.track(KEY).positions_since(40_000) == [31, 101]
+    assert metered.meter.track(KEY).positions_since(100_000) == [101]
+    assert metered.meter.track(KEY).positions_since(20_000) == [], "no longer known"
+    assert metered.meter.track(("g", "t", 1, 0)).positions_since(40_000) == []
 
 
 def test_the_first_partition_of_every_holder_is_checked_before_any_second_one(
@@ -590,8 +590,8 @@ def test_a_piece_is_a_row_as_a_lease_is() -> None:
     assert (first.hi, second.lo) == (Shared.HALF, Shared.HALF + 1)
     assert (first.freshness, first.heartbeat_interval_ms) == ("fresh", 5_000)
     assert first.epoch == second.epoch
-    assert shared.meter.has_moved(("g", "t", 0, 0))
-    assert not shared.meter.has_moved(("g", "t", 0, Shared.HALF + 1))
+    assert shared.meter.track(("g", "t", 0, 0)).has_moved
+    assert not shared.meter.track(("g", "t", 0, Shared.HALF + 1)).has_moved
 
 
 def test_an_owner_counts_its_part_of_the_keys() -> None:

@@ -316,5 +316,8 @@ def test_each_part_moves_by_itself() -> None:
     for offset, record in enumerate(records):
         world.apply(offset, BEGIN + 1_000 * offset, encode(record))
         meter.sample(world)
-    moved = {lo: (meter.has_moved((GROUP, DATA, 0, lo)), meter.granted_at((GROUP, DATA, 0, lo))) for lo in (0, half)}
+    moved = {
+        lo: (meter.track((GROUP, DATA, 0, lo)).has_moved, meter.track((GROUP, DATA, 0, lo)).granted_at)
+        for lo in (0, half)
+    }
     assert moved == {0: (True, BEGIN + 1_000), half: (False, BEGIN + 2_000)}

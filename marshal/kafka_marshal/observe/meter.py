@@ -109,11 +109,12 @@ class BrokerClock:
 
 
 @dataclass(slots=True)
-class _Track:
+class Track:
     """One lease at the last sample. Times are log time (ms)."""
 
     epoch: int
     done: int
+    #: When its position moved last, or the first sample; and the first sample with this epoch.
     moved_at: int
     granted_at: int
     #: Whether the holder was a worker: what an admin writes during its pause is no handled message.
@@ -131,20 +132,39 @@ class _Track:
     #: (log time, next offset) at each change: the last one before the window of verdicts, and those within it.
     positions: deque[tuple[int, int]] = field(default_factory=deque)
 
+    def positions_since(self, since: int) -> list[int]:
+        """The next offsets since that log time (ms), the first one as of then; []: not known."""
+        if not self.positions or self.positions[0][0] > since:
+            return []
+        first = max(index for index, (at, _) in enumerate(self.positions) if at <= since)
+        return [position for _, position in list(self.positions)[first:]]
+
+    @property
+    def per_second(self) -> float | None:
+        """Speed of the present holder; None: fewer than two samples within the window."""
+        if len(self.samples) < 2:
+            return None
+        (since, before), (until, after) = self.samples[0], self.samples[-1]
+        return (after - before) * 1000 / (until - since)
+
+
+#: Of a lease without a sample.
+_UNKNOWN = Track(0, 0, 0, 0)
+
 
 class Meter:
     """Messages per second of each lease, and since when it makes no progress, from samples of the worlds."""
 
     def __init__(self, window_ms: int) -> None:
         self._window_ms = window_ms
-        self._tracks: dict[LeaseKey, _Track] = {}
+        self._tracks: dict[LeaseKey, Track] = {}
 
     def sample(self, world: World) -> None:
         """Record the positions of all groups in this coordination partition."""
         for key, epoch, stable, done, owner in _standings(world):
             track = self._tracks.get(key)
             if track is None:
-                track = _Track(epoch, done, world.log_time, world.log_time, stable=stable, stable_at=world.log_time)
+                track = Track(epoch, done, world.log_time, world.log_time, stable=stable, stable_at=world.log_time)
                 self._tracks[key] = track
             else:
                 self._follow(track, epoch, stable, done, world.log_time)
@@ -165,7 +185,7 @@ class Meter:
                 samples.popleft()
 
     @staticmethod
-    def _follow(track: _Track, epoch: int, stable: int, done: int, log_time: int) -> None:
+    def _follow(track: Track, epoch: int, stable: int, done: int, log_time: int) -> None:
         # The first position of a partition is its consumer's start, not work.
         began = track.done == NOTHING_DONE != stable
         if epoch != track.epoch:  # another holder has another speed
@@ -180,44 +200,9 @@ class Meter:
         if done != track.done:
             track.done, track.moved_at, track.has_moved = done, log_time, True
 
-    def moved_at(self, key: LeaseKey) -> int | None:
-        """Log time (ms) of the position's last move, or of the first sample; None: not known."""
-        track = self._tracks.get(key)
-        return None if track is None else track.moved_at
-
-    def stable_since(self, key: LeaseKey) -> tuple[int | None, bool]:
-        """Log time (ms) since which the first undone offset is the same, and whether it was seen to move before that.
-
-        (None, False): not known.
-        """
-        track = self._tracks.get(key)
-        return (None, False) if track is None else (track.stable_at, track.stable_moved)
-
-    def positions(self, key: LeaseKey, since: int) -> list[int]:
-        """The next offsets since that log time (ms), the first one as of then; []: not known."""
-        track = self._tracks.get(key)
-        if track is None or track.positions[0][0] > since:
-            return []
-        first = max(index for index, (at, _) in enumerate(track.positions) if at <= since)
-        return [position for _, position in list(track.positions)[first:]]
-
-    def has_moved(self, key: LeaseKey) -> bool:
-        """Whether the position has moved since the first sample."""
-        track = self._tracks.get(key)
-        return track is not None and track.has_moved
-
-    def granted_at(self, key: LeaseKey) -> int | None:
-        """Log time (ms) of the first sample with this epoch."""
-        track = self._tracks.get(key)
-        return None if track is None else track.granted_at
-
-    def per_second(self, key: LeaseKey) -> float | None:
-        """Speed of the present holder; None: fewer than two samples within the window."""
-        track = self._tracks.get(key)
-        if track is None or len(track.samples) < 2:
-            return None
-        (since, before), (until, after) = track.samples[0], track.samples[-1]
-        return (after - before) * 1000 / (until - since)
+    def track(self, key: LeaseKey) -> Track:
+        """What is known of a lease."""
+        return self._tracks.get(key, _UNKNOWN)
 
 
 # -- whether all members of a group fell silent together -----------------------------------------------------

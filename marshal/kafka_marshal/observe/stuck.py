@@ -111,7 +111,9 @@ def mark_verdicts(
 ) -> list[LeaseRow]:
     """The rows with their verdicts over the last minute (*blocking*)."""
     begin = now_ms - WINDOW_MS
-    positions = {id(row): meter.positions((row.group, row.topic, row.partition, row.lo), begin) for row in rows}
+    positions = {
+        id(row): meter.track((row.group, row.topic, row.partition, row.lo)).positions_since(begin) for row in rows
+    }
     asked = {(row.topic, row.partition) for row in rows if row.lag and row.held and positions[id(row)]}
     few = sorted(asked)[:ASKED_AT_MOST]
     ends = cluster.offsets_for_time(few, begin, timeout_s) if few else {}

@@ -31,7 +31,7 @@ from kafka_marshal.observe.log import LOOK_STEP_S
 from kafka_marshal.observe.meter import BrokerClock, Meter, Silence, listening_s
 from kafka_marshal.observe.rows import DAY_MS, FOREIGN_COMMIT, NO_TOPIC, GroupRow, LeaseRow, PauseRow, WorkerRow
 from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts, with_checkpoints
-from kafka_marshal.observe.text import local_ms
+from kafka_marshal.observe.text import local_ms, names_of
 from kafka_marshal.ports import TailBatch
 from kafka_marshal.rights import grant
 from kafka_marshal.topic_names import snapshots_topic
@@ -419,9 +419,7 @@ class View:
 
     def names(self) -> list[str]:
         """All groups that the log knows."""
-        leases = {lease.group_id for world in self.worlds.values() for lease in world.leases()}
-        groups = {group.group_id for group in self.coordinated()}
-        return sorted(leases | groups | {pause.group_id for world in self.worlds.values() for pause in world.pauses()})
+        return sorted(names_of(self.worlds.values()))
 
     def pauses(self, group: str | None = None) -> list[PauseRow]:
         """Pauses in force at log time, one for each group and client."""
@@ -458,10 +456,9 @@ class View:
         key = (info.group_id, info.topic, info.partition, info.lo)
         # A record that moves a position or grants a lease is a heartbeat, too: neither happened after the last one.
         last_beat = info.last_beat or now_ms
-        moved_at = min(self.meter.moved_at(key) or last_beat, last_beat)
-        is_seen_moving = self.meter.has_moved(key) or moved_at == last_beat
-        granted_at = min(self.meter.granted_at(key) or last_beat, last_beat)
-        stable_at, is_seen_behind = self.meter.stable_since(key)
+        track = self.meter.track(key)
+        moved_at = min(track.moved_at or last_beat, last_beat)
+        granted_at = min(track.granted_at or last_beat, last_beat)
         is_held, is_lease = info.client_id is not None, info.kind == "claimed"
         as_of_ms = 0 if taking is None else taking[1].as_of_ms
         row = LeaseRow(
@@ -483,9 +480,9 @@ class View:
             log_end=high,
             stuck=self.data.why_stuck(info, progress),
             idle_ms=self.silence.worked_ms(self.worlds[cp], moved_at, as_of_ms),
-            idle_at_least=not is_seen_moving,
-            stable_ms=self.silence.worked_ms(self.worlds[cp], min(stable_at or last_beat, last_beat), as_of_ms),
-            stable_at_least=not is_seen_behind,
+            idle_at_least=not track.has_moved and moved_at != last_beat,
+            stable_ms=self.silence.worked_ms(self.worlds[cp], min(track.stable_at or last_beat, last_beat), as_of_ms),
+            stable_at_least=not track.stable_moved,
             held_ms=self.silence.worked_ms(self.worlds[cp], granted_at, as_of_ms),
             kind=info.kind,
             lo=info.lo,
@@ -496,7 +493,7 @@ class View:
             open=info.open,
             sharers=info.sharers,
         )
-        return replace(row, speed=self.meter.per_second(key)) if row.held and not row.lost else row
+        return replace(row, speed=track.per_second) if row.held and not row.lost else row
 
     def notes_on_clocks(self) -> list[str]:
         """Whether a broker's clock was set back, according to the last record of each CP."""
