@@ -21,10 +21,10 @@ from kafka_marshal.cli.options import (
     time_option,
     topic_partition,
 )
-from kafka_marshal.cli.output import Cell, Column, is_terminal, print_json, print_table, progress, say
+from kafka_marshal.cli.output import Cell, Column, Field, Rows, is_terminal, print_json, print_table, progress, say
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.observe.rows import STATES
-from kafka_marshal.observe.text import clock_text, local_ms, names_of, no_group, number, time_text
+from kafka_marshal.observe.text import clock_text, local_ms, names_of, no_group, time_text
 from rationalizer import route_group, route_lease
 from rationalizer.limits import MAX_PARTITION
 
@@ -34,17 +34,6 @@ if TYPE_CHECKING:
     from kafka_marshal.types import LeaseInfo
     from rationalizer import Progress
     from rationalizer.history import LeaseKey, Span
-
-_COLUMNS = (
-    Column("owner", fold=True, least=8),
-    Column("instance", pipes_only=True),
-    Column("epoch", right=True, from_width=60),
-    Column("since"),
-    Column("until"),
-    Column("log offsets", from_width=100),
-    Column("ended", fold=True, least=16),
-)
-
 
 #: The broker's clock may be ahead of this machine's by this much.
 _AHEAD_MS = 60_000
@@ -190,6 +179,29 @@ def _check_offset(offset: int | None, end: int, cp: int) -> None:
 # -- the answer ----------------------------------------------------------------------------------------------
 
 
+def _moment(at: int | None) -> str | Cell:
+    return "" if at is None else Cell(time_text(at), short=clock_text(at, int(local_ms())))
+
+
+def _spans() -> Rows[Span]:
+    from kafka_marshal.observe.ownership import ended_text, keys_text
+
+    return Rows(
+        Field("owner", lambda x: x.client_id if x.held else "nobody", Column("owner", fold=True, least=8)),
+        Field("instance", lambda x: x.instance_id if x.held else "", Column("instance", pipes_only=True)),
+        Field("epoch", lambda x: x.epoch if x.held else "", Column("epoch", right=True, from_width=60)),
+        Field("since", column=Column("since"), cell=lambda x: _moment(x.since)),
+        Field("until", column=Column("until"), cell=lambda x: _moment(x.until)),
+        Field(
+            "offsets",
+            lambda x: f"{x.since_offset}-{'' if x.until_offset is None else x.until_offset}",
+            Column("log offsets", from_width=100),
+        ),
+        Field("ended", ended_text, Column("ended", fold=True, least=16)),
+        Field("keys", lambda x: keys_text(x).removeprefix("keys ") or "all", Column("keys")),
+    )
+
+
 def _why_lost(options: Options, owned: Ownership) -> str:
     """Why its position is not in the topic that there is now; "": it is, or this can't be asked (*blocking*)."""
     from kafka_marshal.client.view import holdings
@@ -215,9 +227,9 @@ def _print_answer(owned: Ownership, lost: str) -> None:
         say(f"Its part of the log ends at {time_text(owned.world.log_time)}; what came after is not in it.")
     if owned.at is None and owned.at_offset is None:
         say()
-        now_ms = int(local_ms())
-        columns = (*_COLUMNS, Column("keys")) if owned.in_parts else _COLUMNS
-        print_table(columns, [_row(each, now_ms)[: len(columns)] for each in owned.spans])
+        rows = _spans()
+        columns = rows.columns if owned.in_parts else rows.columns[:-1]  # without the keys
+        print_table(columns, [rows.cells(each)[: len(columns)] for each in owned.spans])
 
 
 def _answer(owned: Ownership) -> str:
@@ -244,25 +256,6 @@ def _answer(owned: Ownership) -> str:
         if after is None or moment.span.lo != NO_KEY:  # sharers by batches have one position
             lines.append(next_text(moment))
     return "\n".join(lines)
-
-
-def _row(each: Span, now_ms: int) -> list[str | Cell]:
-    from kafka_marshal.observe.ownership import ended_text, keys_text
-
-    last = "" if each.until_offset is None else str(each.until_offset)
-    since, until = (
-        "" if at is None else Cell(time_text(at), short=clock_text(at, now_ms)) for at in (each.since, each.until)
-    )
-    return [
-        each.client_id if each.held else "nobody",
-        each.instance_id if each.held else "",
-        str(each.epoch) if each.held else "",
-        since,
-        until,
-        f"{each.since_offset}-{last}",
-        ended_text(each),
-        keys_text(each).removeprefix("keys ") or "all",
-    ]
 
 
 def _json(owned: Ownership) -> dict[str, object]:
@@ -296,12 +289,18 @@ def _json(owned: Ownership) -> dict[str, object]:
 
 # -- who has a key -------------------------------------------------------------------------------------------
 
-_OF_KEY = (
-    Column("group", fold=True, least=6),
-    Column("owner", fold=True, least=6),
-    Column("epoch", right=True),
-    Column("done to", right=True),
-    Column("open", fold=True, least=12),
+_OF_KEY = Rows[dict[str, Any]](
+    Field("group", lambda x: x["group"], Column("group", fold=True, least=6)),
+    Field(
+        "owners",
+        lambda x: ", ".join(owner["client"] for owner in x["owners"]) or "nobody",
+        Column("owner", fold=True, least=6),
+    ),
+    Field("epoch", lambda x: x["owners"][0]["epoch"] if len(x["owners"]) == 1 else None, Column("epoch", right=True)),
+    Field(
+        "done_through", lambda x: x["done_through"] if x["done_through"] >= 0 else None, Column("done to", right=True)
+    ),
+    Field("open", lambda x: _open_text(x["open"]), Column("open", fold=True, least=12)),
 )
 
 
@@ -324,7 +323,7 @@ def who_has(options: Options, place: str, key: str, group: str | None) -> int:
         return DONE
     if is_terminal():
         say(f"key {key!r} of {topic} partition {partition}: hash {hashed}")
-    print_table(_OF_KEY, [_key_cells(each) for each in found])
+    print_table(_OF_KEY.columns, [_OF_KEY.cells(each) for each in found])
     return DONE
 
 
@@ -373,13 +372,6 @@ def _key_json(info: LeaseInfo, done: Progress, hashed: int) -> dict[str, Any]:
     }
 
 
-def _key_cells(each: dict[str, Any]) -> list[str]:
-    owners, still_open = each["owners"], each["open"]
-    listed = ", ".join(f"{one['offset']} {one['reason'] or one['state']}" for one in still_open[:10])
-    return [
-        each["group"],
-        ", ".join(owner["client"] for owner in owners) or "nobody",
-        number(owners[0]["epoch"]) if len(owners) == 1 else "-",
-        number(each["done_through"] if each["done_through"] >= 0 else None),
-        listed + (", …" if len(still_open) > 10 else "") or "-",
-    ]
+def _open_text(found: list[dict[str, Any]]) -> str:
+    listed = ", ".join(f"{one['offset']} {one['reason'] or one['state']}" for one in found[:10])
+    return listed + (", …" if len(found) > 10 else "") or "-"

@@ -349,34 +349,36 @@ def sharer_state(sharer: Sharer, row: LeaseRow, now_ms: int) -> str:
 
 def _by_batches(sharer: Sharer, row: LeaseRow, holes: Sequence[Hole], now_ms: int) -> dict[str, Any]:
     batches = sorted((hole for hole in holes if hole.owner == sharer.epoch), key=lambda hole: hole.since)
-    return {
-        **_member(sharer.client_id, sharer.instance_id),
-        "keys": None,
-        "epoch": sharer.epoch,
-        "state": sharer_state(sharer, row, now_ms),
-        "heard": f"{span(max(0, now_ms - sharer.last_beat))} ago",
-        "batches": [
-            {"first": each.first, "last": each.last, "deliveries": each.attempts} for each in batches[:BATCHES]
-        ],
-        "more_batches": max(0, len(batches) - BATCHES),
-    }
+    names, silence_ms = (sharer.client_id, sharer.instance_id), max(0, now_ms - sharer.last_beat)
+    return _sharer_json(*names, None, sharer.epoch, sharer_state(sharer, row, now_ms), silence_ms, batches)
 
 
 def _by_keys(row: LeaseRow) -> dict[str, Any]:
-    return {
-        **_member(row.client, row.instance),
-        "keys": row.place.partition(" ")[2].strip("()") or "all",
-        "epoch": row.epoch,
-        "state": row.state,
-        "heard": "" if row.silence_ms is None else f"{span(row.silence_ms)} ago",
-        "batches": [],
-        "more_batches": 0,
-    }
+    keys = row.place.partition(" ")[2].strip("()") or "all"
+    return _sharer_json(row.client, row.instance, keys, row.epoch, row.state, row.silence_ms, ())
 
 
-def _member(client: str | None, instance: str | None) -> dict[str, Any]:
+def _sharer_json(
+    client: str | None,
+    instance: str | None,
+    keys: str | None,
+    epoch: int | None,
+    state: str,
+    silence_ms: int | None,
+    batches: Sequence[Hole],
+) -> dict[str, Any]:
     runs_at = Instance.parse(instance)
-    return {"client": client, "instance": instance or "", "where": None if runs_at is None else str(runs_at)}
+    return {
+        "client": client,
+        "instance": instance or "",
+        "where": None if runs_at is None else str(runs_at),
+        "keys": keys,
+        "epoch": epoch,
+        "state": state,
+        "heard": "" if silence_ms is None else f"{span(silence_ms)} ago",
+        "batches": [{"first": x.first, "last": x.last, "deliveries": x.attempts} for x in batches[:BATCHES]],
+        "more_batches": max(0, len(batches) - BATCHES),
+    }
 
 
 def _hole_json(hole: Hole) -> dict[str, Any]:
