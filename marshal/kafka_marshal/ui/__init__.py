@@ -2,8 +2,7 @@
 
 ==============  ==========================================================================================
 ``serving``     the server and its threads, from start to end
-``server``      HTTP: the page, answers in JSON, server-sent events
-``guard``       which requests are allowed: hosts, origins, headers
+``server``      HTTP: which requests are allowed, the page, answers in JSON, server-sent events
 ``archive``     reads a log or a dump into a history, in the background; which history answers for a moment
 ``fold``        records → what is kept of them
 ``index``       the arrays in which the history is kept
