@@ -155,19 +155,19 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "admin": (16, 6_170),
     "archive": (3, 820),
     "checkpoints": (3, 630),
-    "cli": (31, 8_090),
+    "cli": (27, 8_010),
     "client": (35, 11_090),
     "engine": (59, 18_460),
     "kafka_marshal": (16, 2_780),
     "metrics": (6, 1_590),
     "node": (19, 4_550),
-    "observe": (17, 5_960),
+    "observe": (16, 5_930),
     "pipeline": (21, 8_080),
     "rationalizer": (57, 10_220),
     "sinks": (7, 2_710),
     "snapshots": (5, 1_030),
     "testing": (51, 11_340),
-    "ui": (17, 4_620),
+    "ui": (16, 4_620),
     "watchdog": (3, 940),
 }
 
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (386, 104_630)
+MOST_OF_ALL = (380, 104_500)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

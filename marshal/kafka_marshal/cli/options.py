@@ -429,8 +429,7 @@ _LIMIT_S = 2.5
 def read_names(options: Options, timeout_s: float, limit_s: float = math.inf) -> LogNames:
     """The names in the log (*blocking*). Raises MarshalError, CommandError; TimeoutError after limit_s."""
     from kafka_marshal.adapters.kafka import KafkaCluster
-    from kafka_marshal.node.replica import Replica
-    from kafka_marshal.node.start import Begin
+    from kafka_marshal.node.replica import Begin, Replica
 
     def check_time(done: int, of_all: int) -> None:
         if time.monotonic() > until:

@@ -68,14 +68,8 @@ class LogSize:
     @property
     def json(self) -> dict[str, object]:
         """For programs."""
-        return {
-            "records": self.records,
-            "bytes": self.bytes,
-            "oldest": self.oldest,
-            "age_ms": self.age_ms,
-            "keep_ms": self.keep_ms,
-            "next_prune_ms": self.next_prune_ms,
-        }
+        names = ("records", "bytes", "oldest", "age_ms", "keep_ms", "next_prune_ms")
+        return {name: getattr(self, name) for name in names}
 
     def warnings(self) -> list[str]:
         """What an operator should know."""
