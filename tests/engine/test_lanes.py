@@ -101,6 +101,7 @@ def test_after_stop_nothing_begins(bench: Bench) -> None:
     bench.stop.append(True)
     assert bench.begin(a) is None
     assert bench.counts() == (0, 0)
+    assert bench.lanes.reopened(1.0) == []
 
 
 def test_a_recall_takes_what_waits_and_leaves_what_runs(bench: Bench) -> None:
@@ -191,6 +192,7 @@ def test_x16_a_run_that_ends_closes_gaps_where_a_cut_may_have_none(bench: Bench)
     assert (bench.begin(d), bench.begin(e), bench.begin(a)) == (None, None, 0)
     assert bench.failed(a, due=2.0) is False
     bench.done(share, c)
+    assert bench.lanes.reopened(1.0) == [], "what begins no more would be parked, and come, again and again"
     assert bench.lanes.close_gaps(), "its next try is due"
     assert bench.lanes.due(2.0, bench.call) == [a]
     assert bench.begin(a) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_marshal.testing.simulation import Scenario, simulate_one
+from kafka_marshal.testing.simulation import Client, Fault, Scenario, simulate_one
 from kafka_marshal.testing.simulation.campaign import Report, simulate
 from tests.simulation.workers import member
 
@@ -41,4 +41,22 @@ def test_an_own_worker_is_a_member() -> None:
 def test_evicted_while_a_call_gathers_messages_a_member_comes_back() -> None:
     # Messages that consume() had collected of a lost partition stayed in flight, and the member never joined again.
     result = simulate_one(Scenario.from_seed(20, coordinated=True))
+    assert result.violation is None, result.tell()
+
+
+def test_evicted_within_a_batch_a_worker_that_skips_its_rest_comes_back() -> None:
+    """The variable of its loop kept the batch until the next one, which never came (seed 9054)."""
+    scenario = Scenario(
+        seed=9054,
+        clients=(Client("c0", fetches_every=0.5), Client("c3", "batches", fetches_every=0.4, joins=55.28)),
+        faults=(Fault(at=67.21, kind="evict", client="c3", intervals=2.72, size=0.667),),
+        heartbeat_interval_ms=150,
+        coordination_partitions=1,
+        data_partitions=2,
+        messages=13.6,
+        intervals=79,
+        records=0,
+        strategy="sticky",
+    )
+    result = simulate_one(scenario)
     assert result.violation is None, result.tell()
