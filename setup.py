@@ -13,7 +13,6 @@ from setuptools import setup
 #: What a replay spends its time in. The record classes stay as they are: mypyc has no slotted dataclasses.
 HOT = [
     "intervals",
-    "leases/fast_path",
     "leases/lease",
     "leases/machine",
     "progress",

@@ -10,12 +10,11 @@ executor that replay the same prefix of a CP hold the same state, byte for byte.
     intervals, progress what of a partition is done (section 4)
     leases/             the partition plane: leases, and the records about them (section 3)
     groups/             the group plane: coordinated groups with generations (sections 5 and 6)
-    plane, planes       the seam between a log and its state machines, and which there are
-    world               the state of one CP, and the replay that changes it (sections 1-4)
+    plane               the seam between a log and its state machines
+    world               the state of one CP, its planes, and the replay that changes it (sections 1-4)
     state               each field of the state: its place in the canonical bytes and in JSON
     snapshot, dump      canonical state and digest (S1); dumps and their replay (section 9)
     snapshot_log        the records of the log of snapshots (S2)
-    docs                the tables as a part of docs/protocol
     later               imports the names of a package at their first use
 """
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from rationalizer.groups.pieces import Piece
     from rationalizer.leases.lease import Lease
     from rationalizer.outcome import Outcome
-    from rationalizer.pause import Pause
+    from rationalizer.plane import Pause
     from rationalizer.progress import Progress
     from rationalizer.routing import key_hash, route_group, route_lease
     from rationalizer.state import SnapshotError

@@ -1,21 +1,31 @@
 """The seam between the log and the state machines that live in it.
 
 A *plane* is one state machine: it owns some record types and the state that they change. What holds for all
-records (log time, routing, pauses, levels, kinds, forgetting a group) is the World's. `planes.py` lists the planes of
+records (log time, routing, pauses, levels, kinds, forgetting a group) is the World's. `world.py` lists the planes of
 this release: the partition plane (`leases/`, section 3), and from level 2 on the group plane (`groups/`, section 5).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from rationalizer.pause import Pause
 from rationalizer.wire.records import KINDS, Kind
 from rationalizer.wire.unpacking import Message
 
 if TYPE_CHECKING:
     from rationalizer.leases.lease import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A group that one client has paused (C10): in force while log time < expires (ms of log time)."""
+
+    group_id: str
+    client_id: str
+    expires: int
+
 
 #: A record as a log has it: (offset, timestamp in ms, value).
 Entry = tuple[int, int, "bytes | None"]

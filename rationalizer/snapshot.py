@@ -20,7 +20,7 @@ from xxhash import xxh3_128_hexdigest
 
 from rationalizer.levels import FIRST_LEVEL, SUPPORTED_LEVEL
 from rationalizer.limits import MAX_OFFSET
-from rationalizer.pause import Pause
+from rationalizer.plane import Pause
 from rationalizer.state import PAUSE, SnapshotError, want, want_ascending
 from rationalizer.wire import wellformed as ok
 from rationalizer.wire.codec import MalformedError, parse_state

@@ -200,10 +200,6 @@ def _ranges_json(ranges: Sequence[tuple[int, int]], _: int) -> list[list[int]]:
     return [[first, last] for first, last in ranges]
 
 
-def _or_nil(rule: Rule) -> Rule:
-    return Rule(lambda value: value is None or rule.holds(value), f"nil or {rule.wants}")
-
-
 def _is_array(value: object) -> bool:
     return type(value) is tuple
 
@@ -211,7 +207,6 @@ def _is_array(value: object) -> bool:
 _ARRAY: Final = Rule(_is_array, "an array")
 _ARRAY_OR_NONE: Final = Rule(lambda value: value is None or _is_array(value), "an array")
 _ANY: Final = Rule(lambda value: True, "anything")
-_POSITION: Final = Rule(ok.is_position, "an int, −1 … 2^63−1")
 _METADATA: Final = Rule(ok.is_metadata, "nil or text")
 
 _DONE: Final = (
@@ -249,8 +244,8 @@ SHARE: Final = Part(
     Field("heartbeat_interval_ms", ok.HEARTBEAT_INTERVAL),
     Field("last_beat", ok.TIME),
     Shown("freshness", lambda share, log_time: share.freshness(log_time)),
-    Field("lo", _POSITION, key=None),
-    Field("hi", _POSITION, key=None),
+    Field("lo", ok.POSITION, key=None),
+    Field("hi", ok.POSITION, key=None),
     Shown("keys", lambda share, _: None if share.by_batches else [share.lo, share.hi]),
 )
 
@@ -259,23 +254,36 @@ HOLE: Final = Part(
     "hole",
     Field("first", ok.MESSAGE_OFFSET),
     Field("last", ok.MESSAGE_OFFSET),
-    Field("owner", _POSITION, json=_or_null),
+    Field("owner", ok.POSITION, json=_or_null),
     Field("since", ok.OFFSET),
     Field("attempts", ok.OFFSET),
-    Field("key_hash", _POSITION, json=_or_null),
+    Field("key_hash", ok.POSITION, json=_or_null),
     Field("reason", ok.REASON_OR_NIL, key="parked"),
 )
 
 
-def _rows_of(part: Part) -> Callable[[Any, int], object]:
-    return lambda things, level: [] if things is None else part.rows(things, level)
+def _one(name: str, part: Part) -> Field:
+    """A field that is a thing itself, or None."""
+    return Field(
+        name,
+        _ANY,
+        row=lambda thing, level: None if thing is None else part.row(thing, level),
+        json=lambda thing, log_time: None if thing is None else part.shown(thing, log_time),
+    )
 
 
-def _json_of(part: Part) -> Callable[[Any, int], object]:
-    return lambda things, log_time: [] if things is None else [part.shown(thing, log_time) for thing in things]
+def _many(name: str, part: Part, path: str = "", rule: Rule = _ARRAY_OR_NONE) -> Field:
+    """A field that is a list of things; None: there are none."""
+    return Field(
+        name,
+        rule,
+        path,
+        row=lambda things, level: [] if things is None else part.rows(things, level),
+        json=lambda things, log_time: [] if things is None else [part.shown(thing, log_time) for thing in things],
+    )
 
 
-_HOLES: Final = Field("holes", _ARRAY_OR_NONE, "progress.holes", row=_rows_of(HOLE), json=_json_of(HOLE))
+_HOLES: Final = _many("holes", HOLE, "progress.holes")
 
 #: A lease of a claimed group: `Lease`.
 LEASE: Final = Part(
@@ -283,8 +291,8 @@ LEASE: Final = Part(
     Field("group_id", ok.ID, key="group"),
     Field("topic", ok.TOPIC),
     Field("partition", ok.PARTITION, key="topic_partition"),
-    Field("client_id", _or_nil(ok.ID), key=None),
-    Field("instance_id", _or_nil(ok.ID), key=None),
+    Field("client_id", ok.or_nil(ok.ID), key=None),
+    Field("instance_id", ok.or_nil(ok.ID), key=None),
     Shown("holder", _holder),
     Field("epoch", ok.EPOCH, key=None),
     Shown("epoch", _of_holder("epoch")),
@@ -294,8 +302,8 @@ LEASE: Final = Part(
     Shown("last_beat", _of_holder("last_beat")),
     Shown("freshness", lambda lease, log_time: lease.freshness(log_time)),
     *_DONE,
-    Field("granted", _POSITION, "progress.granted", json=_or_null),
-    Field("shares", _ARRAY_OR_NONE, row=_rows_of(SHARE), json=_json_of(SHARE)),
+    Field("granted", ok.POSITION, "progress.granted", json=_or_null),
+    _many("shares", SHARE),
     _HOLES,
 )
 
@@ -327,7 +335,7 @@ MEMBER: Final = Part(
 #: What is done of a partition of a coordinated group: `PartitionProgress`.
 PROGRESS: Final = Part(
     "progress",
-    Field("initial", _POSITION, json=_or_null),
+    Field("initial", ok.POSITION, json=_or_null),
     *_DONE,
     Field("metadata", _METADATA),
     _HOLES,
@@ -344,12 +352,7 @@ PARTITION: Final = Part(
     Field("topic", ok.TOPIC),
     Field("partition", ok.PARTITION, key="topic_partition"),
     Field("pieces", _ARRAY, json=_pieces_json),
-    Field(
-        "progress",
-        _ANY,
-        row=lambda kept, level: None if kept is None else PROGRESS.row(kept, level),
-        json=lambda kept, log_time: None if kept is None else PROGRESS.shown(kept, log_time),
-    ),
+    _one("progress", PROGRESS),
 )
 
 
@@ -373,14 +376,9 @@ DATED: Final = Part(
     Field("topic", ok.TOPIC),
     Field("partition", ok.PARTITION, key="topic_partition"),
     Field("pieces", _ARRAY, json=_pieces_json),
-    Field("initial", _or_nil(_POSITION), key=None),
+    Field("initial", ok.or_nil(ok.POSITION), key=None),
     Shown("progress", lambda each, now: None if each.progress is None else PROGRESS.shown(each.progress, now)),
-    Field(
-        "versions",
-        _ARRAY,
-        row=lambda versions, level: VERSION.rows(versions, level),
-        json=lambda versions, now: [VERSION.shown(version, now) for version in versions],
-    ),
+    _many("versions", VERSION, rule=_ARRAY),
 )
 
 #: The open barrier of a group: `checkpoints.Barrier`.
@@ -403,12 +401,7 @@ CHECKPOINTS: Final = Part(
     "checkpoints",
     Field("keep", ok.KEEP),
     Field("hold", ok.BOOLEAN),
-    Field(
-        "barrier",
-        _ANY,
-        row=lambda barrier, level: None if barrier is None else BARRIER.row(barrier, level),
-        json=lambda barrier, now: None if barrier is None else BARRIER.shown(barrier, now),
-    ),
+    _one("barrier", BARRIER),
     Field("kept", _ARRAY, "rows", json=lambda rows, _: [list(row) for row in rows]),
 )
 
@@ -430,7 +423,7 @@ GROUP: Final = Part(
     Field("group_id", ok.ID, key="group"),
     Shown("state", lambda group, log_time: group.state(log_time)),
     Field("generation", ok.GENERATION),
-    Field("strategy", _or_nil(ok.STRATEGY)),
+    Field("strategy", ok.or_nil(ok.STRATEGY)),
     Field("settings", _ARRAY, row=SETTINGS.row, json=SETTINGS.shown),
     Field(
         "topics",
@@ -452,12 +445,7 @@ GROUP: Final = Part(
         row=lambda assigned, level: [_partition_row(each, level) for each in assigned()],
         json=lambda assigned, log_time: [_partition_json(each, log_time) for each in assigned()],
     ),
-    Field(
-        "checkpoints",
-        _ANY,
-        row=lambda found, level: None if found is None else CHECKPOINTS.row(found, level),
-        json=lambda found, log_time: None if found is None else CHECKPOINTS.shown(found, log_time),
-    ),
+    _one("checkpoints", CHECKPOINTS),
 )
 
 

@@ -24,17 +24,42 @@ from typing import Any
 from rationalizer import codes
 from rationalizer import snapshot as canonical
 from rationalizer.groups.group import Group
+from rationalizer.groups.machine import GroupPlane
 from rationalizer.leases.lease import Lease
+from rationalizer.leases.machine import LeasePlane
 from rationalizer.levels import CHECKPOINTS_LEVEL, FIRST_LEVEL, SUPPORTED_LEVEL
 from rationalizer.limits import HEAD_FIELDS, MAX_OFFSET, MAX_PARTITION, MAX_TIME_MS
 from rationalizer.outcome import NOTHING_ADDED, Added, Outcome
-from rationalizer.pause import Pause
-from rationalizer.plane import ApplyContext, Bounds, Entry, Heard, Plane, SeeBeats, Verdict, handlers_of
-from rationalizer.planes import Planes
+from rationalizer.plane import (
+    ApplyContext,
+    Bounds,
+    Entry,
+    FastPath,
+    Heard,
+    Pause,
+    Plane,
+    SeeBeats,
+    Verdict,
+    handlers_of,
+)
 from rationalizer.state import want
 from rationalizer.wire.codec import RejectedValueError, read
 from rationalizer.wire.records import DuringPause, Kind, Upgrade
 from rationalizer.wire.unpacking import Message
+
+
+class Planes:
+    """All state machines of one CP: each by its name, for its readers, and `all` for the replay."""
+
+    __slots__ = ("all", "fast_path", "groups", "leases")
+
+    def __init__(self, partition: int, partitions: int) -> None:
+        self.leases = LeasePlane(partition, partitions)
+        self.groups = GroupPlane(partition, partitions)
+        self.all: tuple[Plane, ...] = (self.leases, self.groups)
+        #: The short cut for most of a log.
+        self.fast_path: FastPath = self.leases.fast_path
+
 
 #: (verdict, kind if known, fields if well formed)
 _Replayed = tuple[Verdict, Kind | None, Message | None]

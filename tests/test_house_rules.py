@@ -163,10 +163,10 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "node": (19, 4_550),
     "observe": (16, 5_930),
     "pipeline": (21, 8_080),
-    "rationalizer": (57, 10_220),
+    "rationalizer": (44, 10_100),
     "sinks": (7, 2_710),
     "snapshots": (5, 1_030),
-    "testing": (51, 11_340),
+    "testing": (40, 11_250),
     "ui": (16, 4_620),
     "watchdog": (3, 940),
 }
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (380, 104_500)
+MOST_OF_ALL = (356, 104_290)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from rationalizer import codes
-from rationalizer.groups.group import Group
+from rationalizer.groups.group import Group, let_go
 from rationalizer.groups.pieces import Piece, TopicPieces
-from rationalizer.groups.reconcile import let_go
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.progress import Progress
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START

@@ -14,6 +14,9 @@ The life of a group, as the log moves it. Every arrow is one record; none waits 
 `tests/tables/groups.py` has every record in every state. A record is judged by checks that need no rebalance; one
 that is rejected changes nothing (G9). Being overdue is no state but a matter of log time; who is, goes when another's
 record is accepted (G8).
+
+A `Witness` is what an accepted record brings besides its own effect: who is found dead (G8), and a barrier that is
+closed (X3).
 """
 
 from __future__ import annotations
@@ -22,24 +25,406 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from hashlib import sha1
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rationalizer import codes
 from rationalizer.groups import barriers
 from rationalizer.groups.assignors import STRATEGIES
+from rationalizer.groups.barriers import Closing, closing_of
 from rationalizer.groups.canonical import load_groups
-from rationalizer.groups.commits import Commits, Starts, reposition_entry
+from rationalizer.groups.checkpoints import Answer, Checkpoints
+from rationalizer.groups.commits import Commits, Entry, Starts, reposition_entry
 from rationalizer.groups.group import Group, Member
-from rationalizer.groups.judging import of_entries, settle, slots_of
-from rationalizer.groups.settle_records import SettleRecords
-from rationalizer.groups.witness import NOBODY_GOES, NOTHING, Witness, witness_of, witness_of_positions
+from rationalizer.groups.lots import NOBODY
+from rationalizer.groups.pieces import Piece
+from rationalizer.holes import NO_KEY
 from rationalizer.limits import HEAD_FIELDS, MAX_GROUP_PARTITIONS, MAX_MEMBERS
 from rationalizer.plane import ApplyContext, Bounds, Verdict
+from rationalizer.progress import Progress
 from rationalizer.routing import route_group
+from rationalizer.settling import Reach, Settling
 from rationalizer.snapshot import GROUPS
 from rationalizer.state import GROUP
 from rationalizer.wire.records import Belongs, Kind, Topics
 from rationalizer.wire.unpacking import Message
+from rationalizer.wire.wellformed import END, PIN, PINNED, RETIRE
+
+NOBODY_GOES: Final[frozenset[int]] = frozenset()
+
+
+class Witness(NamedTuple):
+    """What a record brings besides its own effect, if it is accepted."""
+
+    #: The barrier is closed before the record is judged; None: it stays as it is.
+    closing: Closing | None
+    #: The overdue that go, as the group is then.
+    gone: frozenset[int]
+    #: All are overdue, the sender is one of them: the log itself was silent.
+    silent: bool
+
+    @property
+    def absent(self) -> frozenset[int]:
+        """All that are members no longer when the record is judged."""
+        return self.gone if self.closing is None else self.gone | self.closing.left
+
+    def removes(self, member: Member) -> bool:
+        """Whether the closing does: then it is a member no longer when the record is judged."""
+        return self.closing is not None and member.slot in self.closing.left
+
+
+NOTHING: Final = Witness(None, NOBODY_GOES, False)
+
+
+def witness_of(group: Group, sender: Member | None, log_time: int, leaving: frozenset[int] = NOBODY_GOES) -> Witness:
+    """`leaving`: slots that the record itself removes or replaces. Changes nothing."""
+    late = group.overdue(log_time)
+    checkpoints = group.checkpoints
+    if checkpoints is None or checkpoints.barrier is None:
+        return Witness(None, *_who_goes(group, sender, late, NOBODY_GOES)) if late else NOTHING
+    gone, silent = _who_goes(group, sender, late, NOBODY_GOES)
+    if not checkpoints.barrier.is_over(log_time) and checkpoints.owners.isdisjoint(gone | leaving):
+        return Witness(None, gone, silent)
+    closing = closing_of(checkpoints)
+    if sender is not None and sender.slot in closing.left:
+        sender = None
+    return Witness(closing, *_who_goes(group, sender, late, closing.left))
+
+
+def witness_of_positions(group: Group, log_time: int) -> Witness | None:
+    """Of a pausing client's CommitOffsets (G21); None: members are at work."""
+    checkpoints, late = group.checkpoints, frozenset(group.overdue(log_time))
+    left, closing = NOBODY_GOES, None
+    if checkpoints is not None and checkpoints.barrier is not None:
+        buries = len(late) == len(group.members) and not checkpoints.owners.isdisjoint(late)
+        if buries or checkpoints.barrier.is_over(log_time):
+            closing = closing_of(checkpoints)
+            left = closing.left
+    gone = late - left
+    return None if len(gone) < len(group.members) - len(left) else Witness(closing, gone, False)
+
+
+def _who_goes(
+    group: Group, sender: Member | None, late: AbstractSet[int], left: AbstractSet[int]
+) -> tuple[frozenset[int], bool]:
+    """The slots that an accepted record of this sender buries, and whether the log itself was silent (G8).
+
+    `left`: members that have left by then.
+    """
+    late = frozenset(late - left)
+    if sender is None or sender.slot not in late:
+        return late, False
+    if len(late) == len(group.members) - len(left):
+        return NOBODY_GOES, True
+    return late - {sender.slot}, False
+
+
+def bury(group: Group, gone: AbstractSet[int], silent: bool, context: ApplyContext) -> None:
+    """The overdue are members no longer; or, after a silence of the whole log, all sessions begin again (G8)."""
+    log_time = context.log_time
+    if gone:
+        late = [member for slot, member in group.members.items() if slot in gone]
+        context.silent = tuple([(member.client_id, log_time - member.last_beat) for member in late])
+        group.remove(gone)
+    if silent:
+        for member in group.members.values():
+            group.beat(member, log_time)
+
+
+#: Pieces that were released.
+_OWNERLESS: Final = frozenset([NOBODY])
+
+
+class Judging:
+    """The coordinated groups of one CP, by group_id: those it is the home of, and marks of others (G2)."""
+
+    __slots__ = ("_partition", "_partitions", "_weight", "groups")
+
+    def __init__(self, partition: int, partitions: int) -> None:
+        self.groups: dict[str, Group] = {}
+        self._partition = partition
+        self._partitions = partitions
+        #: Partitions of all topics that all groups subscribe to (G11).
+        self._weight = 0
+
+    def _sender(
+        self, message: Message, member_id: str, context: ApplyContext, leaves: bool = False
+    ) -> tuple[Group, Member, Witness] | None:
+        """A record's sender, and what it brings besides if it is accepted. leaves: the sender goes with it."""
+        _, _, instance_id, client_id, group_id, *_ = message
+        group = self.groups.get(group_id)
+        sender = None if group is None else group.sender(member_id, client_id, instance_id)
+        if group is None or sender is None:
+            return None
+        if not leaves:
+            witness = witness_of(group, sender, context.log_time)
+            if witness is NOTHING:
+                return group, sender, witness
+        else:
+            witness = witness_of(group, sender, context.log_time, slots_of(sender))
+        return None if witness.removes(sender) else (group, sender, witness)
+
+    def _rebalance(
+        self, group: Group, context: ApplyContext, lost: AbstractSet[int], others: AbstractSet[int] = NOBODY_GOES
+    ) -> None:
+        """`lost`: slots that were removed or replaced; `others`: those that left at a checkpoint, and NOBODY.
+
+        What was released NOBODY owns.
+        """
+        gone = lost | others
+        checkpoints = group.checkpoints
+        if checkpoints is not None and checkpoints.hold and lost:
+            owners = barriers.owners_of(group) if NOBODY in others else checkpoints.owners
+            if not owners.isdisjoint(lost):
+                gone = gone | group.members.keys()
+        self._weight -= group.weight
+        group.rebalance(context.offset, gone)
+        barriers.note_owners(group)
+        self._weight += group.weight
+
+    def _lives(self, group: Group, sender: Member, witness: Witness, context: ApplyContext) -> None:
+        """A record of types 17, 19 and 29 is accepted: the overdue go, with a rebalance, and the sender beats (G9)."""
+        others = settle(group, witness, context)
+        group.beat(sender, context.log_time)
+        if witness.gone or others:
+            self._rebalance(group, context, witness.gone, others)
+
+
+def slots_of(sender: Member | None) -> frozenset[int]:
+    """The sender's slot, if there is a sender."""
+    return NOBODY_GOES if sender is None else frozenset([sender.slot])
+
+
+def settle(group: Group, witness: Witness, context: ApplyContext) -> frozenset[int]:
+    """A record is accepted: a barrier is closed, the overdue go. Whose pieces go at once besides theirs."""
+    if witness is NOTHING:
+        return NOBODY_GOES
+    others = NOBODY_GOES if witness.closing is None else close(group, witness.closing, context)
+    bury(group, witness.gone, witness.silent, context)
+    return others
+
+
+def close(group: Group, closing: barriers.Closing, context: ApplyContext) -> frozenset[int]:
+    """The barrier is closed: the slots that leave with it, and NOBODY, if something was released."""
+    handed = barriers.close(group, closing, context.log_time)
+    group.remove(closing.left)
+    return closing.left | _OWNERLESS if handed else closing.left
+
+
+def of_entries(answers: tuple[str, ...]) -> Verdict:
+    """What a record of entries with these codes is answered, once it is accepted."""
+    return Verdict(codes.OK if codes.ACCEPTED.issuperset(answers) else codes.PARTIAL, True, answers)
+
+
+class CheckpointRecords(Judging):
+    """Judges types 23, 24, 25 and 27."""
+
+    __slots__ = ()
+
+    def _begin_checkpoint(self, message: Message, context: ApplyContext) -> Verdict:
+        """X4: the first checkpoint, or a barrier."""
+        *_, after, timeout_ms, keep, hold = message
+        group = self.groups.get(message[4])
+        checkpoints = None if group is None else group.checkpoints
+        if group is None or after != (0 if checkpoints is None else checkpoints.newest):
+            return Verdict(codes.UNKNOWN_CHECKPOINT, False)
+        if checkpoints is None:
+            if group.members:
+                return Verdict(codes.GROUP_ACTIVE, False)
+            if group.hole_count():
+                return Verdict(codes.WRONG_MODE, False)
+            barriers.start(group, context.offset, context.log_time, keep, hold)
+            return Verdict(codes.OK, True)
+        if checkpoints.barrier is not None:
+            return Verdict(codes.BARRIER_OPEN, False)
+        barriers.begin(checkpoints, context.offset, context.log_time, timeout_ms, keep)
+        if barriers.is_due(checkpoints):
+            close(group, barriers.closing_of(checkpoints), context)
+        return Verdict(codes.OK, True)
+
+    def _answer_barrier(self, message: Message, context: ApplyContext) -> Verdict:
+        """X5: what it says comes before the overdue go."""
+        *_, member_id, generation, barrier, answer, entries = message
+        found = self._sender(message, member_id, context)
+        if found is None:
+            return Verdict(codes.UNKNOWN_CONSUMER, False)
+        group, sender, witness = found
+        if generation > group.generation:
+            return Verdict(codes.ILLEGAL_GENERATION, False)
+        others = NOBODY_GOES if witness.closing is None else close(group, witness.closing, context)
+        verdict = _answered(group, sender, barrier, Answer(generation, answer), entries)
+        checkpoints = group.checkpoints
+        if verdict.code == codes.OK and checkpoints is not None and barriers.is_due(checkpoints):
+            others |= close(group, barriers.closing_of(checkpoints), context)
+        gone = witness.gone - others
+        bury(group, gone, witness.silent, context)
+        if sender.slot not in others:
+            group.beat(sender, context.log_time)
+        if gone or others:
+            self._rebalance(group, context, gone, others)
+        return verdict
+
+    def _rollback(self, message: Message, context: ApplyContext) -> Verdict:
+        """X8: all go back."""
+        *_, generation, checkpoint = message
+        group = self.groups.get(message[4])
+        if group is None or group.checkpoints is None:
+            return Verdict(codes.UNKNOWN_CHECKPOINT, False)
+        if generation != group.generation:
+            return Verdict(codes.ILLEGAL_GENERATION, False)
+        target = checkpoint or group.checkpoints.newest
+        if group.checkpoints.find(target) is None:
+            return Verdict(codes.UNKNOWN_CHECKPOINT, False)
+        barriers.go_back(group, target)
+        group.checkpoints.went_back_to = 0 if group.members else target
+        self._rebalance(group, context, frozenset(group.members))
+        return Verdict(codes.OK, True)
+
+    def _keep_checkpoint(self, message: Message, context: ApplyContext) -> Verdict:
+        """X9: retire or pin one, or take none any more."""
+        *_, checkpoint, action = message
+        group = self.groups.get(message[4])
+        checkpoints = None if group is None else group.checkpoints
+        if group is None or checkpoints is None:
+            return Verdict(codes.UNKNOWN_CHECKPOINT, False)
+        refusal = _keep_refusal(group, checkpoints, checkpoint, action)
+        if refusal is not None:
+            return Verdict(refusal, False)
+        if action == RETIRE:
+            checkpoints.drop(checkpoint)
+        elif action == PIN:
+            checkpoints.pin(checkpoint)
+        else:
+            barriers.end(group)
+        return Verdict(codes.OK, True)
+
+
+def _answered(group: Group, sender: Member, number: int, answer: Answer, entries: tuple[Entry, ...]) -> Verdict:
+    """X5, after the checks of G10: it is noted, or nothing changes."""
+    checkpoints = group.checkpoints
+    barrier = None if checkpoints is None else checkpoints.barrier
+    if checkpoints is None or barrier is None or barrier.id != number:
+        return Verdict(codes.NO_SUCH_BARRIER, True)
+    if sender.slot in barrier.answers:
+        return Verdict(codes.ALREADY_ANSWERED, True)
+    cuts = barriers.Cuts(group, sender.slot, answer.generation, barrier)
+    verdict = of_entries(tuple(map(cuts.commit, entries)))
+    if verdict.code == codes.OK:
+        checkpoints.note(sender.slot, answer, cuts.versions)
+    return verdict
+
+
+def _keep_refusal(group: Group, checkpoints: Checkpoints, checkpoint: int, action: int) -> str | None:
+    """X9's checks."""
+    kept = checkpoints.find(checkpoint)
+    if kept is None:
+        return codes.UNKNOWN_CHECKPOINT
+    is_newest = checkpoint == checkpoints.newest
+    if action == RETIRE and is_newest:
+        return codes.NEWEST_CHECKPOINT
+    if action == PIN and kept.kind != PINNED and not checkpoints.can_pin():
+        return codes.TOO_MANY_CHECKPOINTS
+    if action == END:
+        if not is_newest:
+            return codes.UNKNOWN_CHECKPOINT
+        if group.members:
+            return codes.GROUP_ACTIVE
+    return None
+
+
+_OPERATOR: Final = Reach(None)
+_OWNER_OF_ALL: Final = Reach(None, makes=True)
+
+
+class SettleRecords(CheckpointRecords):
+    """Judges type 29."""
+
+    __slots__ = ()
+
+    def _settle_offsets(self, message: Message, context: ApplyContext) -> Verdict:
+        """H4: of a member, or of an operator."""
+        *_, member_id, generation, seen, topic, partition, done, opened, parked = message
+        group = self.groups.get(message[4])
+        if group is None:
+            return Verdict(codes.UNKNOWN_CONSUMER, False)
+        if group.checkpoints is not None:
+            return Verdict(codes.WRONG_MODE, False)
+        if member_id:
+            found = self._sender(message, member_id, context)
+            if found is None:
+                return Verdict(codes.UNKNOWN_CONSUMER, False)
+            _, sender, witness = found
+            if generation > group.generation:
+                return Verdict(codes.ILLEGAL_GENERATION, False)
+            self._lives(group, sender, witness, context)
+        kept = group.kept(topic, partition)
+        progress = Progress() if kept is None else kept.progress
+        if member_id:
+            settling: Settling = _OfMember(
+                group, progress, sender, generation, (topic, partition), context.offset, seen
+            )
+        else:
+            reach = _OWNER_OF_ALL if context.pausing and not group.members else _OPERATOR
+            settling = Settling(progress, reach, context.offset, seen)
+        answers = settling.settle(done, opened, parked)
+        if kept is None and progress.holes is not None:
+            group.keep(topic, partition).progress = progress
+        if not member_id and codes.ACCEPTED.isdisjoint(answers):
+            return Verdict(codes.FENCED, False, answers)
+        return of_entries(answers)
+
+
+class _OfMember(Settling):
+    """Entries of a member: its pieces come first."""
+
+    __slots__ = ("_makes", "_old")
+
+    def __init__(
+        self,
+        group: Group,
+        progress: Progress,
+        sender: Member,
+        generation: int,
+        partition: tuple[str, int],
+        offset: int,
+        seen: int,
+    ) -> None:
+        topic, number = partition
+        of_topic = group.pieces.get(topic)
+        mine = [] if of_topic is None else [piece for piece in of_topic[number] if piece.owner == sender.slot]
+        super().__init__(progress, Reach(_spans(mine), makes=True), offset, seen)
+        self._makes = group.settings.accept_individual_commit
+        self._old = Reach(_spans([piece for piece in mine if piece.since <= generation]))
+
+    def done(self, first: int, last: int) -> str:
+        """These offsets are done: the code."""
+        return self._refusal(first, last, NO_KEY, False) or super().done(first, last)
+
+    def _make(self, first: int, last: int, key_hash: int, attempts: int, reason: str | None) -> str:
+        return self._refusal(first, last, key_hash, True) or super()._make(first, last, key_hash, attempts, reason)
+
+    def _refusal(self, first: int, last: int, key_hash: int, makes: bool) -> str | None:
+        """Why the sender may not settle these offsets, whatever their holes say."""
+        hashes = [] if key_hash == NO_KEY else [key_hash]
+        if self._progress.holes is not None:
+            parts = self._progress.holes.parts(first, last)
+            hashes += [hole.key_hash for _, _, hole in parts if hole is not None]
+        if not all(map(self._reach.has_key, hashes)):
+            return codes.NOT_ASSIGNED
+        if not all(map(self._old.has_key, hashes)):
+            return codes.ILLEGAL_GENERATION
+        return codes.INDIVIDUAL_COMMIT_NOT_ALLOWED if makes and not self._makes else None
+
+
+def _spans(pieces: Sequence[Piece]) -> Sequence[tuple[int, int]]:
+    """The key hashes of these pieces, which ascend."""
+    spans: list[tuple[int, int]] = []
+    for piece in pieces:
+        if spans and spans[-1][1] + 1 == piece.lo:
+            spans[-1] = (spans[-1][0], piece.hi)
+        else:
+            spans.append((piece.lo, piece.hi))
+    return spans
+
 
 #: RFC 4122's name space for DNS names, which uuid5 hashes first (G6).
 _NAMESPACE: Final = bytes.fromhex("6ba7b8129dad11d180b400c04fd430c8")

@@ -1,13 +1,12 @@
-"""Leases of a snapshot: what their rows (S1) must be, besides each field's own rule, to be believed."""
+"""Leases and holes of a snapshot: what their rows (S1) must be, besides each field's own rule, to be believed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from rationalizer.canonical_holes import load_holes
-from rationalizer.holes import NO_KEY
+from rationalizer.holes import NO_KEY, NO_OWNER, Hole, Holes
 from rationalizer.intervals import Intervals
 from rationalizer.leases.lease import Lease
 from rationalizer.leases.shares import Share, Shares
@@ -16,8 +15,37 @@ from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH, MAX_KEY_PIECES
 from rationalizer.plane import Bounds
 from rationalizer.progress import Progress
 from rationalizer.routing import route_lease
-from rationalizer.state import LEASE, SHARE, want, want_ascending
+from rationalizer.state import HOLE, LEASE, SHARE, want, want_ascending
 from rationalizer.wire import wellformed as ok
+
+
+def load_holes(named: str, rows: tuple[Any, ...] | None, owners: Collection[int], bounds: Bounds) -> Holes | None:
+    """The holes that these rows of a snapshot describe. owners: epochs of shares by batches. Raises SnapshotError."""
+    if not rows:
+        return None
+    holes = [_hole(named, row, owners, bounds) for row in rows]
+    apart = all(before.last < after.first for before, after in pairwise(holes))
+    want(apart, f"the holes of {named} are not sorted, or overlap")
+    alike = any(
+        before.last + 1 == after.first and after.key_hash == NO_KEY and before[2:] == after[2:]
+        for before, after in pairwise(holes)
+    )
+    want(not alike, f"two holes of {named} would be one")
+    return Holes(holes)
+
+
+def _hole(named: str, row: object, owners: Collection[int], bounds: Bounds) -> Hole:
+    said = HOLE.read(row, bounds.level, f"hole of {named}")
+    hole = Hole(said.first, said.last, said.owner, said.since, said.attempts, said.key_hash, said.reason)
+    want(hole.first <= hole.last, f"a hole of {named} ends before it begins")
+    want(hole.key_hash == NO_KEY or hole.first == hole.last, f"a hole of {named} has one key, and several messages")
+    want(hole.since < bounds.next_offset, f"a hole of {named} is to come")
+    if hole.is_parked:
+        want(hole.owner == NO_OWNER and hole.key_hash != NO_KEY, f"a parked hole of {named} is no single message")
+    if hole.owner != NO_OWNER:
+        want(hole.owner in owners, f"a hole of {named} has an owner that shares no batches")
+        want(hole.owner < hole.since and hole.attempts > 0, f"a hole of {named} was taken before it could be")
+    return hole
 
 
 def load_leases(rows: Sequence[Any], bounds: Bounds) -> list[Lease]:
@@ -133,8 +161,7 @@ def _are_triples(value: tuple[Any, ...]) -> bool:
         and len(piece) == 3
         and ok.is_offset(piece[0])
         and ok.is_offset(piece[1])
-        and piece[2] is not None
-        and ok.is_last_offset(piece[2])
+        and ok.is_position(piece[2])
         for piece in value
     )
 

@@ -246,8 +246,26 @@ class CommitEntry(NamedTuple):
     metadata: str | None = None
 
 
+class _OfEntries(Record):
+    """A record whose last field is ``entries``, each a `CommitEntry`; on the wire an array."""
+
+    __slots__ = ()
+
+    def own_fields(self) -> tuple[object, ...]:
+        """The fields as on the wire."""
+        *head, entries = super().own_fields()
+        return *head, tuple(map(tuple, cast("tuple[CommitEntry, ...]", entries)))
+
+    @classmethod
+    def of_fields(cls, instance_id: str, client_id: str, group_id: str, own: Sequence[Any]) -> Self:
+        """The record with these fields, `own` as on the wire."""
+        *head, entries = own
+        found = tuple([CommitEntry(*entry) for entry in entries])
+        return super().of_fields(instance_id, client_id, group_id, (*head, found))
+
+
 @dataclass(frozen=True, slots=True)
-class CommitOffsets(Record):
+class CommitOffsets(_OfEntries):
     """This is done (G14); with member_id "": the pausing client sets these positions (G21).
 
     `in_order`: ranges that would leave a gap below them are rejected (K8).
@@ -258,17 +276,6 @@ class CommitOffsets(Record):
     generation: int
     in_order: bool
     entries: tuple[CommitEntry, ...]
-
-    def own_fields(self) -> tuple[object, ...]:
-        """The entries as on the wire: arrays."""
-        return self.member_id, self.generation, self.in_order, tuple([tuple(entry) for entry in self.entries])
-
-    @classmethod
-    def of_fields(cls, instance_id: str, client_id: str, group_id: str, own: Sequence[Any]) -> Self:
-        """The record with these fields, `own` as on the wire."""
-        member_id, generation, in_order, entries = own
-        found = tuple([CommitEntry(*entry) for entry in entries])
-        return cls(instance_id, client_id, group_id, member_id, generation, in_order, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +331,7 @@ class BeginCheckpoint(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerBarrier(Record):
+class AnswerBarrier(_OfEntries):
     """My cut for this barrier (X5): `answer` is REFUSED, REACHED or REACHED_AND_LEAVES, `entries` what is done."""
 
     TYPE: ClassVar[int] = 24
@@ -333,18 +340,6 @@ class AnswerBarrier(Record):
     barrier: int
     answer: int
     entries: tuple[CommitEntry, ...]
-
-    def own_fields(self) -> tuple[object, ...]:
-        """The entries as on the wire: arrays."""
-        entries = tuple([tuple(entry) for entry in self.entries])
-        return self.member_id, self.generation, self.barrier, self.answer, entries
-
-    @classmethod
-    def of_fields(cls, instance_id: str, client_id: str, group_id: str, own: Sequence[Any]) -> Self:
-        """The record with these fields, `own` as on the wire."""
-        member_id, generation, barrier, answer, entries = own
-        found = tuple([CommitEntry(*entry) for entry in entries])
-        return cls(instance_id, client_id, group_id, member_id, generation, barrier, answer, found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,15 +81,6 @@ is_offset = _between(0, MAX_OFFSET)
 is_position = _between(NOTHING_DONE, MAX_OFFSET)
 
 
-def is_last_offset(value: object) -> bool:
-    """A last_offset: nil, −1, or an offset."""
-    return value is None or is_position(value)
-
-
-def _is_epoch_or_nil(value: object) -> bool:
-    return value is None or is_offset(value)
-
-
 def are_beat_entries(value: object) -> bool:
     """The entries of a HeartbeatBatch: [topic, partition, epoch, last_offset], at least one."""
     if type(value) is not tuple or set(map(type, value)) != {tuple}:
@@ -123,15 +114,18 @@ def are_beat_entries(value: object) -> bool:
     return True
 
 
+def _are_arrays(value: Any, most: int) -> bool:
+    """An array of at most this number of arrays."""
+    return type(value) is tuple and len(value) <= most and set(map(type, value)) <= {tuple}
+
+
 def _are_ranges(value: object) -> bool:
     return value != () and are_ranges_or_none(value)
 
 
-def are_ranges_or_none(value: object) -> bool:
+def are_ranges_or_none(value: Any) -> bool:
     """0 … 10,000 [first, last]."""
-    if type(value) is not tuple or len(value) > MAX_COMMIT_RANGES:
-        return False
-    if value and set(map(type, value)) != {tuple}:
+    if not _are_arrays(value, MAX_COMMIT_RANGES):
         return False
     try:
         for first, last in value:
@@ -188,8 +182,8 @@ is_partition_count = _between(0, MAX_PARTITION_COUNT)
 _is_interval_limit = _between(1, MAX_INTERVALS)
 
 
-def _are_topics(value: object) -> bool:
-    if type(value) is not tuple or len(value) > MAX_TOPICS or not set(map(type, value)) <= {tuple}:
+def _are_topics(value: Any) -> bool:
+    if not _are_arrays(value, MAX_TOPICS):
         return False
     try:
         return all(is_topic(topic) and is_partition_count(count) for topic, count in value)
@@ -201,8 +195,8 @@ def _are_commit_entries(value: object) -> bool:
     return value != () and _are_entries_or_none(value)
 
 
-def _are_entries_or_none(value: object) -> bool:
-    if type(value) is not tuple or len(value) > MAX_COMMIT_ENTRIES or not set(map(type, value)) <= {tuple}:
+def _are_entries_or_none(value: Any) -> bool:
+    if not _are_arrays(value, MAX_COMMIT_ENTRIES):
         return False
     good_topics: set[object] = set()
     try:
@@ -255,19 +249,6 @@ def is_reason(value: object) -> bool:
     return _is_text(value, MAX_REASON_BYTES)
 
 
-def _is_key_or_nil(value: object) -> bool:
-    return value is None or is_offset(value)
-
-
-def _is_message_offset_or_nil(value: object) -> bool:
-    return value is None or is_message_offset(value)
-
-
-def _are_spans(entries: Any) -> bool:
-    """Arrays, at most 10,000; each has first and last, or one offset, in front."""
-    return type(entries) is tuple and len(entries) <= MAX_SETTLED_ENTRIES and set(map(type, entries)) <= {tuple}
-
-
 def _is_span(first: object, last: object) -> bool:
     if type(first) is not int or type(last) is not int:
         return False
@@ -276,12 +257,12 @@ def _is_span(first: object, last: object) -> bool:
 
 def are_done(value: Any) -> bool:
     """0 … 10,000 [first, last]."""
-    return _are_spans(value) and all(len(entry) == 2 and _is_span(*entry) for entry in value)
+    return _are_arrays(value, MAX_SETTLED_ENTRIES) and all(len(entry) == 2 and _is_span(*entry) for entry in value)
 
 
 def are_opened(value: Any) -> bool:
     """0 … 10,000 [first, last, key_hash or nil, attempts]; a key hash is that of one offset."""
-    return _are_spans(value) and all(
+    return _are_arrays(value, MAX_SETTLED_ENTRIES) and all(
         len(entry) == 4
         and _is_span(entry[0], entry[1])
         and (entry[2] is None or (is_offset(entry[2]) and entry[0] == entry[1]))
@@ -292,7 +273,7 @@ def are_opened(value: Any) -> bool:
 
 def are_parked(value: Any) -> bool:
     """0 … 10,000 [offset, key_hash, attempts, reason]."""
-    return _are_spans(value) and all(
+    return _are_arrays(value, MAX_SETTLED_ENTRIES) and all(
         len(entry) == 4
         and is_message_offset(entry[0])
         and is_offset(entry[1])
@@ -370,15 +351,22 @@ class Rule:
     wants: str
 
 
+def or_nil(rule: Rule) -> Rule:
+    """The rule of a field that may be nil."""
+    holds = rule.holds
+    return Rule(lambda value: value is None or holds(value), f"nil or {rule.wants}")
+
+
 BEAT_ENTRY_WANTS: Final = "a topic, a partition, an epoch of 0 … 2^63−1, and a last_offset of −1 … 2^63−1 or nil"
 
 ID: Final = Rule(is_id, f"1 … {MAX_ID_BYTES} UTF-8 bytes without control characters")
 TOPIC: Final = Rule(is_topic, f"1 … {MAX_TOPIC_BYTES} UTF-8 bytes without control characters")
 PARTITION: Final = Rule(is_partition, "an int, 0 … 2^31−1")
 EPOCH: Final = Rule(is_offset, "an int, 0 … 2^63−1")
-EPOCH_OR_NIL: Final = Rule(_is_epoch_or_nil, "nil or an int, 0 … 2^63−1")
-OFFSET: Final = Rule(is_offset, "an int, 0 … 2^63−1")
-LAST_OFFSET: Final = Rule(is_last_offset, "nil or an int, −1 … 2^63−1")
+EPOCH_OR_NIL: Final = or_nil(EPOCH)
+OFFSET: Final = EPOCH
+POSITION: Final = Rule(is_position, "an int, −1 … 2^63−1")
+LAST_OFFSET: Final = or_nil(POSITION)
 HEARTBEAT_INTERVAL: Final = Rule(
     _between(MIN_HEARTBEAT_INTERVAL_MS, MAX_HEARTBEAT_INTERVAL_MS),
     f"an int, {MIN_HEARTBEAT_INTERVAL_MS} … {MAX_HEARTBEAT_INTERVAL_MS:,} (ms)",
@@ -427,8 +415,8 @@ ANSWER_ENTRIES: Final = Rule(
 KEEPING: Final = Rule(_between(RETIRE, END), f"{RETIRE} (retire), {PIN} (pin) or {END} (end)")
 KIND: Final = Rule(_between(PASSING, PINNED), f"{PASSING} (passing), {PERIODIC} (periodic) or {PINNED} (pinned)")
 MESSAGE_OFFSET: Final = Rule(is_message_offset, "an int, 0 … 2^62−1")
-KEY_OR_NIL: Final = Rule(_is_key_or_nil, "nil or an int, 0 … 2^63−1")
-START_OR_NIL: Final = Rule(_is_message_offset_or_nil, "nil or an int, 0 … 2^62−1")
+KEY_OR_NIL: Final = or_nil(OFFSET)
+START_OR_NIL: Final = or_nil(MESSAGE_OFFSET)
 _SPAN_WANTS: Final = f"0 <= first <= last <= 2^62−1, at most {MAX_SETTLED_OFFSETS:,} offsets"
 DONE: Final = Rule(are_done, f"an array of [first, last], {_SPAN_WANTS}")
 OPENED: Final = Rule(

@@ -184,7 +184,7 @@ SHARING: tuple[Mutation, ...] = (
     Mutation("a take passes a pause", "_is_refused", "return message[-1] is not None", "return False", "C10"),
     Mutation(
         "a sharer by batches moves progress",
-        "_record_offset",
+        "_record_offset_of",
         "if last_offset is None or share.by_batches:",
         "if last_offset is None:",
         "B2",

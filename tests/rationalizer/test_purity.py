@@ -44,7 +44,7 @@ def test_nothing_opens_prints_or_hashes(module: Path) -> None:
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
 def test_modules_are_short(module: Path) -> None:
     lines = module.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 600
+    assert len(lines) <= 800
     for node in ast.walk(ast.parse("\n".join(lines))):
         if isinstance(node, ast.FunctionDef):
             assert (node.end_lineno or 0) - node.lineno < 80, f"{node.name} is too long"

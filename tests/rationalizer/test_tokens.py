@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgpack import unpackb
 
-from rationalizer.wire.tokens import only_allowed
+from rationalizer.wire.unpacking import only_allowed
 
 #: A byte with which every forbidden thing can begin, where it stands for something else.
 LEADS = [*range(0xC4, 0xCC), *range(0xD4, 0xD9)]

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from rationalizer import Progress
-from rationalizer.groups import commits, judging, machine
+from rationalizer.groups import commits, machine
 from rationalizer.groups import group as group_module
 from rationalizer.groups.assignors import Target
 from rationalizer.groups.group import Group, Member
+from rationalizer.groups.machine import NOTHING, Witness
 from rationalizer.groups.pieces import NEVER, Piece, TopicPieces
-from rationalizer.groups.witness import NOTHING, Witness
 from rationalizer.limits import MAX_KEY_HASH
 from tests.campaigns.small_scope import records as exhaustive
 from tests.campaigns.small_scope.checkpoints import explore_checkpoints
@@ -78,7 +78,7 @@ def _everybody_else(group: Group, sender: Member | None, *_: object) -> Witness:
 
 def _witness(value: object) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        for where in (machine, judging):
+        for where in (machine,):
             patch.setattr(where, "witness_of", value)
 
     return plant

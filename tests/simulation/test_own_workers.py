@@ -24,7 +24,7 @@ from kafka_marshal.testing.simulation import (
     load_worker,
     simulate,
     simulate_one,
-    stall_detector,
+    story,
 )
 from tests.simulation import workers
 
@@ -83,7 +83,7 @@ def test_a_worker_with_a_bug_is_found_and_the_story_is_small(worker: Worker, pro
 def test_a_worker_that_hangs_the_simulation_is_located(
     worker: Worker, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stall_detector, "LOOK_AFTER_S", 1.0)
+    monkeypatch.setattr(story, "LOOK_AFTER_S", 1.0)
     report = simulate(worker, 1, jobs=2)  # in a child process: pytest-timeout uses this one's SIGALRM
     [found] = report.broken
     assert found.violation is not None

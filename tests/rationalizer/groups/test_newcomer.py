@@ -10,7 +10,7 @@ import pytest
 from benchmarks.groups import Fleet, join
 from rationalizer.groups import sticky
 from rationalizer.groups.lots import NOBODY, Lot
-from rationalizer.groups.newcomer import deal_to_newcomer
+from rationalizer.groups.sticky import deal_to_newcomer
 
 ROUNDS = 3_000
 

@@ -172,7 +172,7 @@ class Lanes:
             if message is None or lane.running:
                 return None
             partition, offset = lane.partition, offset_of(message)
-            stops = owner.is_ending or self._is_stopped(partition, offset)
+            stops = owner.is_ending or (self._stop and offset > partition.closes_to)
             stops = stops or self._waits(partition, now, lane) or self._is_held_for_others(lane, now)
             if not stops and offset in partition.unlogged:
                 partition.unlogged[offset] = lane  # ``admit`` returns it: thousands may wait so
@@ -258,16 +258,12 @@ class Lanes:
         pace_ms = self.pace_ms
         return pace_ms is not None and partition.waits(lane, now, pace_ms, self.failing_since)
 
-    def _is_stopped(self, partition: Partition, offset: int) -> bool:
-        """Whether no try of this message begins any more, since the program has to stop."""
-        return bool(self._stop) and offset > partition.closes_to
-
     def _is_open(self, lane: Lane, now: float) -> bool:
         """Whether a lane that waits may begin."""
-        if lane.message is None or self._is_stopped(lane.partition, offset_of(lane.message)):
-            return False  # ``begin`` would park it again, and the two would go round and round
-        if not lane.partition.may_begin(lane, offset_of(lane.message), now):
+        if lane.message is None or not lane.partition.may_begin(lane, offset_of(lane.message), now):
             return False
+        if self._stop and offset_of(lane.message) > lane.partition.closes_to:
+            return False  # ``begin`` would park it again, and the two would go round and round
         return not self._is_held_for_others(lane, now)
 
     def done(self, lane: Lane, owner: Owner) -> bool:

@@ -7,35 +7,27 @@ take part: a function of one :class:`Job`. See docs/simulation.md. Needs the ext
 ``scheduler``           virtual time, and threads (greenlets) that run one at a time
 ``runtime``             the clock and threads of one process, as :mod:`kafka_marshal.runtime` defines them
 ``network``             latency, loss, duplicates; each client sees the log at its own time
-``producer``            what a process produces to users' topics
+``producer``            what a process produces to users' topics, in transactions, too
 ``process``             processes, and what a worker gets (:class:`Job`)
 ``interrupting``        asynchronous exceptions in workers' calls and in reads
-``logs``                fails a story whose processes log an exception
 ``workers``             the built-in workers: every way to receive messages
-``transactional``       a process's producers of transactions
 ``in_transactions``     the worker that commits outputs and progress together (``consumer.transaction``)
-``outputs``             what readers of committed records see of these outputs
 ``in_checkpoints``      workers that count, and keep their counts with the group's checkpoints
-``counting``            what the states of a checkpoint hold: each message once
-``callbacks``           what callbacks about checkpoints get
+``counting``            what the states of a checkpoint hold: each message once; what its callbacks get
 ``in_batches``          workers that share partitions by batches, and the operator beside them
 ``in_lanes``            the worker with many handlers (``consumer.run``)
-``kinds``               the kinds of faults
 ``scenario``            clients and faults, drawn from a seed or written down
 ``checks``              invariants checked with every record and every message
 ``batch_checks``        the same for partitions that many share by batches
 ``recorded``            the authoritative log, and an independent judge of it
-``ordering``            the order in which messages were handled
-``ledger``              messages handled, granted and reported as done
-``holdings``            what a process believes to hold, leases or pieces
-``states``              comparable copies of a world's state
+``ledger``              messages handled, granted and reported as done: in which order, with which outputs
+``holdings``            what a process believes to hold, leases or pieces, and what of it a message is
 ``member_invariants``   invariants of members that the log does not show
 ``data``                the topics whose messages are handled
 ``clients``             starts and restarts processes
 ``faults``              injects faults
-``story``               runs a scenario
-``shrink``              shrinks a failing scenario
-``campaign``            runs many seeds
+``story``               runs a scenario, and fails it if a thread hangs or an exception is logged
+``campaign``            runs many seeds, and shrinks a failing scenario
 ======================  ==============================================================================================
 """
 
@@ -43,10 +35,9 @@ from __future__ import annotations
 
 from kafka_marshal.testing.simulation.campaign import Report, load_worker, simulate
 from kafka_marshal.testing.simulation.process import Database, Job, Transaction, Worker
-from kafka_marshal.testing.simulation.recorded import Judge
+from kafka_marshal.testing.simulation.recorded import Judge, Violation
 from kafka_marshal.testing.simulation.scenario import Client, Counting, Fault, Scenario
 from kafka_marshal.testing.simulation.story import Result, simulate_one
-from kafka_marshal.testing.simulation.violation import Violation
 
 __all__ = [
     "Client",

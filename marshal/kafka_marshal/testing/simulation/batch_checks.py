@@ -27,12 +27,12 @@ from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.engine.work.settlements import CRASHED
 from kafka_marshal.ports import Message
 from kafka_marshal.testing.simulation.checks import Checks
+from kafka_marshal.testing.simulation.holdings import in_flight_of, name_of, place_of
 from kafka_marshal.testing.simulation.ledger import NOT_NEEDED, Seen
 from kafka_marshal.testing.simulation.living import Living
 from kafka_marshal.testing.simulation.recorded import Judge
 from kafka_marshal.testing.simulation.scenario import Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
-from kafka_marshal.testing.simulation.touched import in_flight_of, name_of, place_of
 from kafka_marshal.types import Key
 from rationalizer import Lease, Record, ReleasingPartition, SettlingMessages, World, codes, route_lease
 from rationalizer.holes import Hole

@@ -1,7 +1,8 @@
-"""What a process believes to hold: leases, or pieces of a coordinated group."""
+"""For the checks: the leases, or pieces of a coordinated group, that a process holds, and what of it a message is."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 
 from kafka_marshal.engine.claims.keys import ShareLease
@@ -9,7 +10,10 @@ from kafka_marshal.engine.claims.leases import HeldLease
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.groups.pieces import HeldPiece
 from kafka_marshal.engine.settings import proof_margin_ms
+from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.node.driver import Driver
+from kafka_marshal.ports import Message
+from kafka_marshal.testing.simulation.living import Living
 from kafka_marshal.types import Key
 
 Held = HeldLease | HeldPiece
@@ -56,3 +60,37 @@ def overlap(one: Held, other: Held) -> bool:
     if isinstance(one, HeldPiece) and isinstance(other, HeldPiece):
         return one.span[0] <= other.span[1] and other.span[0] <= one.span[1]
     return not (isinstance(one, ShareLease) and isinstance(other, ShareLease))
+
+
+def place_of(message: Message) -> tuple[Key, int]:
+    """(topic, partition), and the offset, of a message."""
+    partition, offset = message.partition(), message.offset()
+    return (message.topic() or "", -1 if partition is None else partition), -1 if offset is None else offset
+
+
+def in_flight_of(process: Living, key: Key, message: Message) -> Assignment | None:
+    """The assignment under which this message is in flight in a process."""
+    for driver in process.drivers:
+        for consumer in driver.engine.consumers.values():
+            assignment = consumer.assignments.get(key)
+            if assignment is None or assignment.over:
+                continue
+            for run in assignment.tracker.runs.values():
+                messages = run.messages
+                place = bisect_left(messages, message.offset() or 0, key=lambda x: x.offset() or 0)
+                if place < len(messages) and messages[place] is message:
+                    return assignment
+    return None
+
+
+def holds(process: Living, key: Key) -> bool:
+    """Whether a process holds the lease now, by its own clock."""
+    return any(
+        (lease := holdings(driver).get(key)) is not None and driver.now_ms() < lease.proven_until
+        for driver in process.drivers
+    )
+
+
+def name_of(key: Key) -> str:
+    """A partition, for people."""
+    return f"{key[0]} [{key[1]}]"

@@ -16,9 +16,9 @@ from kafka_marshal.client.group_consumer import GroupConsumer
 from kafka_marshal.client.handling import Retry
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.errors import ConfigurationError, StateError
+from kafka_marshal.testing.simulation.holdings import place_of
 from kafka_marshal.testing.simulation.process import Job
 from kafka_marshal.testing.simulation.scenario import Client, Counting
-from kafka_marshal.testing.simulation.touched import place_of
 from kafka_marshal.types import Key
 
 #: In the message of each error that the story plans.

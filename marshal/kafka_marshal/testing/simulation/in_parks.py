@@ -9,8 +9,8 @@ from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.client.handling import Hooks, Retry
 from kafka_marshal.client.marshal import Marshal
+from kafka_marshal.testing.simulation.holdings import place_of
 from kafka_marshal.testing.simulation.process import Job
-from kafka_marshal.testing.simulation.touched import place_of
 
 #: The share of tries of good messages that fail; the last one does not.
 FAILING = 0.08

@@ -11,7 +11,7 @@ from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.client.handling import Retry
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.errors import KafkaUnavailableError, LeaseError, TransactionError
-from kafka_marshal.testing.simulation.outputs import OUTPUTS, output_partition
+from kafka_marshal.testing.simulation.ledger import OUTPUTS, output_partition
 from kafka_marshal.testing.simulation.process import Job
 
 #: Choices of ``transaction_timeout`` (s).

@@ -1,15 +1,20 @@
-"""The books of the checks: what was done with messages, and what the log holds of their leases."""
+"""The books of the checks: what was done with messages, and what the log holds of their leases.
+
+They have the order in which messages of one key, or of one partition, are handled (``consumer.run``), and outputs of
+transactions, as a reader of committed records sees them: of each input once, and in order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from zlib import crc32
 
+from kafka_marshal.adapters.memory import MemoryBroker
 from kafka_marshal.testing.simulation.counting import Counted
+from kafka_marshal.testing.simulation.holdings import name_of
 from kafka_marshal.testing.simulation.living import Host, Living
-from kafka_marshal.testing.simulation.ordering import Ordering
-from kafka_marshal.testing.simulation.outputs import Outputs
 from kafka_marshal.testing.simulation.parking import Parking
 from kafka_marshal.types import Key
 from rationalizer import Outcome, Record, World
@@ -17,6 +22,145 @@ from rationalizer import Outcome, Record, World
 if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.scenario import Scenario, Terms
     from kafka_marshal.testing.simulation.scheduler import Scheduler
+
+
+#: The topic that workers produce to; each record names its input.
+OUTPUTS = "outputs"
+OUTPUT_PARTITIONS = 3
+
+
+def output_partition(key: Key) -> int:
+    """Where the outputs of an input partition go: its order can be seen there."""
+    return crc32(f"{key[0]}/{key[1]}".encode()) % OUTPUT_PARTITIONS
+
+
+class Outputs:
+    """The checks of one story. Without transactions nothing is ever written."""
+
+    def __init__(self, fail: Callable[[str, str], None]) -> None:
+        self._fail = fail
+        self.broker: MemoryBroker | None = None
+        self._read: dict[int, int] = {}
+        #: Input partition → the offset of its last output.
+        self._last: dict[Key, int] = {}
+        #: Input partition → positions that an admin has set: each lets the order begin there once.
+        self._moved: dict[Key, list[int]] = {}
+        #: The last of these, and the inputs of all outputs since.
+        self._from: dict[Key, int] = {}
+        self._since: dict[Key, set[int]] = {}
+        #: Number of outputs.
+        self.count: int = 0
+
+    def repositioned(self, key: Key, position: int) -> None:
+        """An admin has set where the group continues."""
+        self._moved.setdefault(key, []).append(position)
+        self._from[key] = position
+        self._since[key] = set()
+
+    def committed(self, key: Key) -> None:
+        """Transactions of this partition have ended: check what can be read now."""
+        log = self.broker.log(*key) if self.broker is not None and key[0] == OUTPUTS else None
+        if log is None:
+            return
+        end = log.stable_end
+        for message in log.messages[log.index(self._read.get(key[1], 0)) : log.index(end)]:
+            topic, partition, offset = (message.value() or b"").decode().split("/")
+            self._check((topic, int(partition)), int(offset))
+        self._read[key[1]] = end
+
+    def _check(self, key: Key, offset: int) -> None:
+        self.count += 1
+        last, moved = self._last.get(key), self._moved.get(key, [])
+        if offset != self._first_at(key, 0 if last is None else last + 1):
+            begins = next((at for at in reversed(moved) if self._first_at(key, at) == offset), None)
+            if begins is None:
+                follows = "is the first" if last is None else f"follows that of {last}"
+                self._fail("outputs", f"the output of {key[0]} [{key[1]}] offset {offset} {follows}")
+                return
+            moved.remove(begins)
+        self._last[key] = offset
+        self._since.setdefault(key, set()).add(offset)
+
+    def _first_at(self, key: Key, position: int) -> int | None:
+        """The offset of the first message at or after a position."""
+        log = self.broker.log(*key) if self.broker is not None else None
+        if log is None or (index := log.index(position)) >= len(log.offsets):
+            return None
+        return log.offsets[index]
+
+    def check_complete(self, keys: Iterable[Key]) -> None:
+        """At the end: every message since the last position that was set has its output."""
+        for key in keys:
+            log = self.broker.log(*key) if self.broker is not None else None
+            due = [] if log is None else log.offsets[log.index(self._from.get(key, 0)) :]
+            missing = [offset for offset in due if offset not in self._since.get(key, ())]
+            if missing:
+                self._fail("outputs", f"{key[0]} [{key[1]}] offset {missing[0]} is done, and has no output")
+
+
+class Ordering:
+    """Checks the order of a story's handlers, if it has one and no user's worker takes part."""
+
+    def __init__(self, scenario: Scenario, fail: Callable[[str, str], None]) -> None:
+        self._fail = fail
+        judged = all(client.worker != "yours" for client in scenario.clients)
+        self._order = scenario.order if judged else None
+        #: The lane of each message, and the last message of each lane so far.
+        self._lanes: dict[tuple[Key, int], Hashable] = {}
+        self._last: dict[tuple[Key, Hashable], int] = {}
+        #: Each message's predecessor in its lane.
+        self._before: dict[tuple[Key, int], int] = {}
+        #: Begun at least once.
+        self._begun: set[tuple[Key, int]] = set()
+        #: (process, partition, lane) → offset that a handler of that process has.
+        self._running: dict[tuple[Living, Key, Hashable], int] = {}
+        #: The message that kills: set aside, it lets its key continue before the log shows that (U2).
+        self.killing: tuple[Key, int] | None = None
+        #: Lanes with a hanging handler.
+        self.hung: set[tuple[Key, Hashable]] = set()
+
+    def published(self, key: Key, offset: int, message_key: bytes | None) -> None:
+        """A message was written to a partition."""
+        if self._order is None:
+            return
+        keyed = self._order == "key" and message_key is not None
+        lane: Hashable = message_key if keyed else "all" if self._order == "partition" else offset
+        self._lanes[key, offset] = lane
+        if (key, lane) in self._last:
+            self._before[key, offset] = self._last[key, lane]
+        self._last[key, lane] = offset
+
+    def begins(self, process: Living, key: Key, offset: int, handled: Collection[int]) -> None:
+        """A handler begins with a message; handled: what any process has handled, or an admin skipped."""
+        lane = self._lanes.get((key, offset))
+        if lane is None:
+            return
+        other = self._running.get((process, key, lane))
+        if other is not None and process.host.in_lanes:
+            what = f"{process.name} begins {name_of(key)} offset {offset}, and has {other} with a handler still"
+            self._fail("order", f"{what} (order={self._order!r})")
+        self._running[process, key, lane] = offset
+        if (key, offset) in self._begun:
+            return
+        self._begun.add((key, offset))
+        before = self._before.get((key, offset))
+        if before is not None and before not in handled and (key, before) != self.killing:
+            what = f"{process.name} begins {name_of(key)} offset {offset}, and no process has handled {before}"
+            self._fail("order", f"{what}, which comes before it (order={self._order!r})")
+
+    def ended(self, process: Living, key: Key, offset: int) -> None:
+        """A handler has returned or failed."""
+        lane = self._lanes.get((key, offset))
+        if self._running.get((process, key, lane)) == offset:
+            del self._running[process, key, lane]
+
+    def hangs(self, key: Key, offset: int) -> None:
+        """A handler hangs with this message."""
+        self.hung.add((key, self._lanes.get((key, offset))))
+
+    def waits(self, key: Key, offset: int) -> bool:
+        """Whether this message hangs or waits for one that does."""
+        return (key, self._lanes.get((key, offset))) in self.hung
 
 
 @dataclass(slots=True)

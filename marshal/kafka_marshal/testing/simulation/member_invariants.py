@@ -31,7 +31,15 @@ from kafka_marshal.engine.effects import Append
 from kafka_marshal.engine.plane import Loss
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.node.driver import Driver
-from kafka_marshal.testing.simulation.holdings import Held, holdings, last_proof, longest_trust_ms, margin_ms, member
+from kafka_marshal.testing.simulation.holdings import (
+    Held,
+    holdings,
+    last_proof,
+    longest_trust_ms,
+    margin_ms,
+    member,
+    name_of,
+)
 from kafka_marshal.testing.simulation.recorded import Recorded
 from kafka_marshal.types import Key
 from rationalizer import (
@@ -163,7 +171,7 @@ class MemberInvariants:
             if epoch == over and (fenced_now or granted_at > lost_at):
                 self._fail(
                     "replaced",
-                    f"{process.name} saw {_name(key)} taken over by {message.instance_id}, and continues (C7)",
+                    f"{process.name} saw {name_of(key)} taken over by {message.instance_id}, and continues (C7)",
                 )
         if message.group_id != settings.group_id:
             return
@@ -227,7 +235,7 @@ class MemberInvariants:
             own, said = lease.heartbeat_interval_ms, logged.heartbeat_interval_ms if logged is not None else -1
             if logged is not None and logged.epoch == epoch and own != said:
                 self._fail(
-                    "trust", f"{process.name} takes the HI of {_name(key)} to be {own} ms, the log says {said} (C7)"
+                    "trust", f"{process.name} takes the HI of {name_of(key)} to be {own} ms, the log says {said} (C7)"
                 )
         if lease is None or lease.epoch != epoch:
             wanted = (record.topic, record.partition, epoch)
@@ -239,7 +247,7 @@ class MemberInvariants:
             ):
                 self._fail(
                     "let go",
-                    f"{process.name} was granted {_name(key)} (epoch {epoch}), and neither uses nor releases it",
+                    f"{process.name} was granted {name_of(key)} (epoch {epoch}), and neither uses nor releases it",
                 )
         limit = self._limits.get(process.client_id)
         held = sum(lease.held for lease in book.leases.values())
@@ -249,18 +257,16 @@ class MemberInvariants:
     def _check_repeated(self, process: Living, driver: Driver) -> None:
         """A release that the log does not show is sent again after HI (C17)."""
         source = member(driver) if self._is_coordinated else None
-        for key, piece in source.pieces.items() if source is not None and not source.member.leaving else ():
-            if piece.letting_go is not None and piece.letting_go.sent_at > -inf:
-                late = driver.now_ms() - piece.letting_go.sent_at
-                hi = piece.heartbeat_interval_ms
-                if late > REPEATED_INTERVALS * hi and self._scheduler.now > process.stopped_until + hi:
-                    self._fail("let go", f"{process.name} released {_name(key)} {late:.0f} ms ago, and not again (G18)")
+        pieces = source.pieces.values() if source is not None and not source.member.leaving else ()
+        sent = [(x.key, x.letting_go.sent_at, x.heartbeat_interval_ms, "G18") for x in pieces if x.letting_go]
         for key, lease in driver.engine.book.leases.items():
             if lease.state is LeaseState.RELEASING:
-                hi = lease.heartbeat_interval_ms
-                late = driver.now_ms() - lease.pending.release_sent_at
-                if late > REPEATED_INTERVALS * hi and self._scheduler.now > process.stopped_until + hi:
-                    self._fail("let go", f"{process.name} released {_name(key)} {late:.0f} ms ago, and not again (C17)")
+                sent.append((key, lease.pending.release_sent_at, lease.heartbeat_interval_ms, "C17"))
+        for key, sent_at, hi, rule in sent:
+            late = driver.now_ms() - sent_at
+            if late > REPEATED_INTERVALS * hi and -inf < sent_at and self._scheduler.now > process.stopped_until + hi:
+                what = f"{process.name} released {name_of(key)} {late:.0f} ms ago, and not again ({rule})"
+                self._fail("let go", what)
 
     def read(self, process: Living, driver: Driver) -> None:
         """A member's replica and its engine have applied a batch."""
@@ -304,7 +310,7 @@ class MemberInvariants:
         if (sent_at - min(since.values())) * process.runtime.rate >= _revoke_ms(process) - SLACK_MS:
             self._lost[process.name, key] = sent_at  # abandoned: the release waits for this one at most
             return
-        where = f"{process.name} released {_name(key)} at {sent_at:.1f} ms"
+        where = f"{process.name} released {name_of(key)} at {sent_at:.1f} ms"
         self._fail("let go", f"{where}, with offset {next(iter(since))} in flight")
 
     def lost(self, process: Living, key: Key, reason: str) -> None:
@@ -315,7 +321,7 @@ class MemberInvariants:
         if is_late and self._is_coordinated:  # one handler costs it all pieces: those after the first are not judged
             self._lost[process.name, _ALL] = now
         if is_late and again_ms < process.heartbeat_interval_ms and left_at != now:
-            what = f"{process.name} lost {_name(key)}, which it had lost {again_ms:.0f} ms ago"
+            what = f"{process.name} lost {name_of(key)}, which it had lost {again_ms:.0f} ms ago"
             self._fail("let go", f"{what}, to a handler whose timeout can't have passed since")
         self._lost[process.name, key] = self._scheduler.now
         if reason == Loss.FENCED:
@@ -355,7 +361,7 @@ class MemberInvariants:
             if own is not None and own.held and own.epoch == lease.epoch:
                 self._fail(
                     "beats",
-                    f"{lease.instance_id} has not beaten {_name(key)} for {age:.0f} ms of log time",
+                    f"{lease.instance_id} has not beaten {name_of(key)} for {age:.0f} ms of log time",
                 )
 
     # Messages.
@@ -380,7 +386,7 @@ class MemberInvariants:
             began, ends = self._pauses.get((process.name, lease.cp), (now, now))
             late = now - max(began, process.stopped_until)
             if now < ends and late > PAUSE_GRACE_INTERVALS * hi:
-                self._fail("pause", f"{process.name} begins {_name(key)} offset {offset}, {late:.0f} ms into a pause")
+                self._fail("pause", f"{process.name} begins {name_of(key)} offset {offset}, {late:.0f} ms into a pause")
 
     def received(self, process: Living, key: Key) -> None:
         """A worker received messages, possibly collected for a while."""
@@ -395,7 +401,7 @@ class MemberInvariants:
         if elapsed > longest_trust_ms(held) + SLACK_MS:
             self._fail(
                 "trust",
-                f"{process.name} gets {_name(key)} {what}, {elapsed:.0f} ms by its clock after it sent "
+                f"{process.name} gets {name_of(key)} {what}, {elapsed:.0f} ms by its clock after it sent "
                 "its last beat that was accepted (T4)",
             )
 
@@ -417,7 +423,9 @@ class MemberInvariants:
         sent_at, log_time = last_proof(driver, lease)
         ahead = driver.replica.worlds[lease.cp].log_time - log_time - (now - sent_at)
         if ahead > margin_ms(lease) + SLACK_MS:
-            self._fail("doubt", f"{process.name} trusts {_name(lease.key)}, and log time is {ahead:.0f} ms ahead (T5)")
+            self._fail(
+                "doubt", f"{process.name} trusts {name_of(lease.key)}, and log time is {ahead:.0f} ms ahead (T5)"
+            )
 
     def _check_trust(self, process: Living, now: float, key: Key, lease: Held) -> None:
         """Check the lease's age; now: by the process's own clock."""
@@ -429,13 +437,13 @@ class MemberInvariants:
         if trusted > longest + SLACK_MS:
             self._fail(
                 "trust",
-                f"{process.name} trusts {_name(key)} for {trusted:.0f} ms by its clock after it sent the last beat "
+                f"{process.name} trusts {name_of(key)} for {trusted:.0f} ms by its clock after it sent the last beat "
                 f"that was accepted; 2 · HI less the margin is {longest:.0f} (T4)",
             )
         if self._doubts and (process.name, self._proven_with(key)) in self._doubts:
             self._fail(
                 "doubt",
-                f"{process.name} trusts {_name(key)}, though log time ran ahead of its clock, and no beat "
+                f"{process.name} trusts {name_of(key)}, though log time ran ahead of its clock, and no beat "
                 "that it sent after that is accepted yet (T5)",
             )
 
@@ -482,7 +490,7 @@ class MemberInvariants:
                 tracker.follow()
                 has = sum(run.size - run.done_count for run in tracker.runs.values())
                 if tracker.in_hand != has:
-                    where = f"{process.name} counts {tracker.in_hand} messages of {_name(assignment.key)}"
+                    where = f"{process.name} counts {tracker.in_hand} messages of {name_of(assignment.key)}"
                     self._fail("in hand", f"{where} as in flight, and has delivered {has}")
                     return
 
@@ -516,7 +524,3 @@ def _closes(process: Living) -> bool:
         or not any(consumer for engine in engines for consumer in engine.consumers.values())
         or any(consumer.closing for engine in engines for consumer in engine.consumers.values())
     )
-
-
-def _name(key: Key) -> str:
-    return f"{key[0]} [{key[1]}]"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 from kafka_marshal.adapters.memory import MemoryBroker, MemoryCluster
 from kafka_marshal.adapters.memory.cluster import unanswered
@@ -30,10 +31,14 @@ from kafka_marshal.ports import (
 )
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.testing.simulation.living import Living
-from kafka_marshal.testing.simulation.producer import SimulatedProducer
+from kafka_marshal.testing.simulation.producer import (
+    Sending,
+    SimulatedProducer,
+    SimulatedTransactionalProducer,
+    wait_until,
+)
 from kafka_marshal.testing.simulation.runtime import SHORTEST_MS
 from kafka_marshal.testing.simulation.scheduler import Over, Scheduler, Task
-from kafka_marshal.testing.simulation.transactional import SimulatedTransactionalProducer, wait_until
 from kafka_marshal.topic_names import snapshots_topic
 
 #: The brokers' clock when a story begins (ms).
@@ -216,20 +221,14 @@ class _Waiting:
     on_ack: Callable[[Ack], None] | None
 
 
-class SimulatedAppender:
-    """Sends records, in order within a partition; those it gave up may arrive nevertheless (C17)."""
+class SimulatedAppender(Sending):
+    """Appends records to the log."""
+
+    _network: Network
 
     def __init__(self, network: Network, process: Living, topic: str, delivery_timeout_ms: int) -> None:
-        self._network = network
-        self._process = process
+        super().__init__(network, process, delivery_timeout_ms)
         self._topic = topic
-        self._timeout_ms = delivery_timeout_ms
-        self._waiting: deque[_Waiting] = deque()
-        self._due: list[tuple[float, Callable[[Ack], None] | None, Ack]] = []
-        #: Number of records neither acknowledged nor given up.
-        self._open = 0
-        self._last_arrival: dict[int, float] = {}
-        self._closed = False
         process.links.appenders.append(self)
 
     def append(self, partition: int, value: bytes, on_ack: Callable[[Ack], None] | None = None) -> None:
@@ -240,35 +239,19 @@ class SimulatedAppender:
         self._waiting.append(_Waiting(partition, value, now, now + self._timeout_ms, on_ack))
         self._send()
 
-    def _send(self) -> None:
-        now = self._network.scheduler.now
-        while self._waiting and self._waiting[0].deadline <= now:
-            self._answer(now, self._waiting.popleft().on_ack, Ack(None, "no broker could be reached in time"))
-        while self._waiting and not self._process.host.trouble.is_cut_off:
-            self._dispatch(self._waiting.popleft(), now)
+    def _unreached(self, record: _Waiting) -> Ack:
+        return Ack(None, "no broker could be reached in time")
 
     def _dispatch(self, record: _Waiting, now: float) -> None:
-        process, trouble, chance = self._process, self._process.host.trouble, self._process.rng.random
-        lost = Ack(None, "the broker did not acknowledge in time")
+        process, on_ack = self._process, record.on_ack
         problem = self._network.broker.refusal(self._topic, record.partition, record.value)
         if problem is not None:
-            self._answer(process.reaches_at(), record.on_ack, Ack(None, problem))
+            self._answer(process.reaches_at(), on_ack, Ack(None, problem))
             return
-        if trouble.loss and chance() < trouble.loss:
-            self._answer(record.deadline, record.on_ack, lost)
+        lost = Ack(None, "the broker did not acknowledge in time")
+        if self._is_lost(record, lost):
             return
-        arrival = now + process.travel_ms()
-        on_ack, answers = record.on_ack, True
-        if trouble.late and chance() < trouble.late:
-            self._answer(record.deadline, on_ack, lost)
-            answers = False
-            arrival = now + self._timeout_ms * (0.8 + 3 * chance())
-        else:
-            arrival = self._last_arrival[record.partition] = max(arrival, self._last_arrival.get(record.partition, 0.0))
-        twice = trouble.duplicates and chance() < trouble.duplicates
-        if answers and trouble.ack_loss and chance() < trouble.ack_loss:
-            self._answer(record.deadline, on_ack, lost)
-            answers = False
+        arrival, answers, twice = self._journey(record.partition, record, lost)
         network = self._network
 
         def arrive(first: bool = True) -> None:
@@ -279,10 +262,10 @@ class SimulatedAppender:
 
         network.scheduler.call_at(arrival, arrive)
         if twice:
-            network.scheduler.call_at(arrival + self._timeout_ms * chance(), lambda: arrive(False))
+            network.scheduler.call_at(arrival + self._timeout_ms * process.rng.random(), lambda: arrive(False))
 
-    def _answer(self, at: float, on_ack: Callable[[Ack], None] | None, ack: Ack) -> None:
-        self._due.append((at, on_ack, ack))
+    def _answer(self, at: float, on_ack: Callable[[Any], None] | None, answer: object) -> None:
+        super()._answer(at, on_ack, answer)
         for tail in self._process.links.tails:
             tail.answered(at)
 
@@ -297,16 +280,6 @@ class SimulatedAppender:
             self._send()
         if self._due:
             self._call()
-
-    def _call(self) -> None:
-        now = self._network.scheduler.now
-        ripe = [due for due in self._due if due[0] <= now]
-        if ripe:
-            self._due = [due for due in self._due if due[0] > now]
-            self._open -= len(ripe)
-            for _, on_ack, ack in ripe:
-                if on_ack is not None:
-                    on_ack(ack)
 
     def flush(self, timeout_s: float) -> int:
         if self._closed:
@@ -328,8 +301,7 @@ class SimulatedAppender:
             for record in self._waiting:
                 self._answer(now, record.on_ack, Ack(None, "the appender was closed before this was sent"))
             self._waiting.clear()
-            self._due = [(now, on_ack, ack) for _, on_ack, ack in self._due]
-            self._call()
+            self._call_all()
             self._process.links.appenders.remove(self)
 
 

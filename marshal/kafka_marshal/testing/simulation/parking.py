@@ -11,6 +11,7 @@ from kafka_marshal.engine.work.open_messages import hash_of
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.observe.holes import holdings_of
 from kafka_marshal.ports import Message
+from kafka_marshal.testing.simulation.holdings import name_of
 from kafka_marshal.testing.simulation.living import Living
 from kafka_marshal.types import Key
 from rationalizer import Outcome, Record, SettleOffsets, SettlingMessages, World, codes
@@ -85,13 +86,13 @@ class Parking:
         """A try begins: it follows the one before, here, or by the log at the owner before."""
         logged = next((x.attempts for x in self._waiting(worlds, key) if x.first == offset), 0)
         if number < logged and self._scenario.clocks_are_trusted:
-            what = f"{process.name}: try {number} of {_name(key)} offset {offset}"
+            what = f"{process.name}: try {number} of {name_of(key)} offset {offset}"
             self._fail("tries", f"{what} begins, and the log has {logged} (U1)")
         other, under, failed = self._failed.get((key, offset), (process, epoch, number - 1))
         # While most tries fail there are more than the log counts: what comes again here continues at that (U2).
         least = min(failed + 1, MAX_DELIVERIES)
         if (other, under) == (process, epoch) and not least <= number <= failed + 1:
-            what = f"{process.name}: try {number} of {_name(key)} offset {offset}"
+            what = f"{process.name}: try {number} of {name_of(key)} offset {offset}"
             self._fail("tries", f"{what} comes after try {failed}")
 
     def failed(self, process: Living, key: Key, offset: int, epoch: int, number: int, *, is_last: bool) -> None:
@@ -134,7 +135,7 @@ class Parking:
         if sender.host.is_admin:
             self.by_operator.add(place)
         elif not was_right and not (self.is_bad(key, offset) and place in self.aside):
-            self._fail("innocent", f"{sender.name} sets {_name(key)} offset {offset} aside ({reason})")
+            self._fail("innocent", f"{sender.name} sets {name_of(key)} offset {offset} aside ({reason})")
         self.aside.add(place)
 
     def released(self, sender: Living, key: Key, concerns: Callable[[int], bool], worlds: Mapping[int, World]) -> None:
@@ -148,7 +149,7 @@ class Parking:
                 if hole is None or hole.attempts < number:
                     self._fail(
                         "tries",
-                        f"{sender.name} releases {_name(key)}, and the log has "
+                        f"{sender.name} releases {name_of(key)}, and the log has "
                         f"{0 if hole is None else hole.attempts} of {number} tries of offset {offset} (U1)",
                     )
 
@@ -188,10 +189,6 @@ class Parking:
                 must = self.is_bad(*place) and place not in self.discarded and place not in self._passed_over
                 may = must or self.is_bad(*place) or place == self.killing or place in self.by_operator
                 if place in found and not may:
-                    self._fail("innocent", f"{_name(key)} offset {place[1]} is set aside at the end")
+                    self._fail("innocent", f"{name_of(key)} offset {place[1]} is set aside at the end")
                 if must and place not in found:
-                    self._fail("lost", f"{_name(key)} offset {place[1]} fails always, and is not set aside")
-
-
-def _name(key: Key) -> str:
-    return f"{key[0]} [{key[1]}]"
+                    self._fail("lost", f"{name_of(key)} offset {place[1]} fails always, and is not set aside")

@@ -20,6 +20,7 @@ from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import MarshalError, StaleEpochError
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.ports import Message
+from kafka_marshal.testing.simulation.holdings import place_of
 from kafka_marshal.testing.simulation.interrupting import Interrupted, Interrupting
 from kafka_marshal.testing.simulation.living import End, Host
 from kafka_marshal.testing.simulation.network import (
@@ -29,7 +30,6 @@ from kafka_marshal.testing.simulation.network import (
     SimulatedTail,
 )
 from kafka_marshal.testing.simulation.runtime import SimulatedRuntime
-from kafka_marshal.testing.simulation.touched import place_of
 from kafka_marshal.types import Key
 
 if TYPE_CHECKING:
@@ -307,10 +307,6 @@ class Job:
     def restored(self, restore: Restore) -> None:
         """Report that on_restore is about to return."""
         self._process.checks.accounts.counted.restored(self._process, restore)
-
-    def completed(self, checkpoint: int) -> None:
-        """on_completed is called."""
-        self._process.checks.accounts.counted.completed(self._process, checkpoint)
 
     def sleep(self, seconds: float) -> None:
         """Let time pass."""

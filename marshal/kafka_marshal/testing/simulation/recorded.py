@@ -1,11 +1,25 @@
-"""The authoritative log of a story: its replica, the outcome of each record, and an independent judge."""
+"""The authoritative log of a story: its replica, the outcome of each record, an independent judge; a broken promise."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from rationalizer import Outcome, World
 from rationalizer.log_hash import Entry, LogHash, RunningHash
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A broken promise."""
+
+    #: Which one: "two owners", "lost", "repeated" …
+    promise: str
+    message: str
+    at_ms: float
+
+    def __str__(self) -> str:
+        return f"{self.promise}: {self.message} (at {self.at_ms:.1f} ms)"
 
 
 def state_of(world: World) -> tuple[object, ...]:

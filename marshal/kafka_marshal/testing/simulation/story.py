@@ -1,15 +1,28 @@
-"""Runs a scenario: processes, faults, a supervisor, and the recovery."""
+"""Runs a scenario: processes, faults, a supervisor, and the recovery.
+
+A worker has simulated clocks, sleep and signals; it can't start threads.
+
+Tasks run one at a time, so one that waits for a real lock, or loops without entering the simulation, stops them all:
+its turn never ends. Only real time shows it (``failing_on_hangs``); histories don't depend on it.
+"""
 
 from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterator
+import signal
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from hashlib import sha256
 from random import Random
+from types import FrameType
+from typing import Any
 
 from kafka_marshal import guard
 from kafka_marshal.adapters.memory import MemoryBroker
@@ -24,15 +37,12 @@ from kafka_marshal.testing.simulation.data import Data
 from kafka_marshal.testing.simulation.faults import PAUSE_INTERVALS, Faults
 from kafka_marshal.testing.simulation.in_checkpoints import PLANNED
 from kafka_marshal.testing.simulation.interrupting import interrupted_between
-from kafka_marshal.testing.simulation.network import Network, SimulatedCluster
-from kafka_marshal.testing.simulation.outputs import OUTPUT_PARTITIONS, OUTPUTS
-from kafka_marshal.testing.simulation.patched_stdlib import simulated_stdlib
+from kafka_marshal.testing.simulation.ledger import OUTPUT_PARTITIONS, OUTPUTS
+from kafka_marshal.testing.simulation.network import BROKER_EPOCH_MS, Network, SimulatedCluster
 from kafka_marshal.testing.simulation.process import BOOTSTRAP, Job, Process, Worker
-from kafka_marshal.testing.simulation.recorded import Judge
+from kafka_marshal.testing.simulation.recorded import Judge, Violation
 from kafka_marshal.testing.simulation.scenario import Client, Fault, Scenario
-from kafka_marshal.testing.simulation.scheduler import Scheduler
-from kafka_marshal.testing.simulation.stall_detector import failing_on_hangs
-from kafka_marshal.testing.simulation.violation import Violation
+from kafka_marshal.testing.simulation.scheduler import Over, Scheduler
 from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC
 from kafka_marshal.topic_names import snapshots_topic
 from kafka_marshal.types import Key
@@ -41,6 +51,152 @@ from rationalizer.levels import CHECKPOINTS_LEVEL, GROUPS_LEVEL, SHARING_LEVEL
 from rationalizer.marker import marker
 from rationalizer.wire.records import Kind
 from rationalizer.wire.unpacking import Message
+
+#: The promise that such a turn breaks.
+HANGS = "hangs"
+#: Real time between two checks; a turn found by two of them hangs. Turns take milliseconds, and an overloaded or
+#: sleeping machine must not be taken for a worker that hangs.
+LOOK_AFTER_S = 15.0
+
+
+@contextmanager
+def failing_on_hangs(scheduler: Scheduler, checks: Checks) -> Iterator[None]:
+    """End a turn that takes 15 to 30 s of real time, and fail the story.
+
+    Has no effect outside the main thread, or if SIGALRM already has a handler.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGALRM) != signal.SIG_DFL:
+        yield
+        return
+    seen: tuple[object, ...] = ()
+
+    def look(number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        task = scheduler.current
+        before, seen = seen, (scheduler.now, task, task and task.token)
+        if task is None or seen != before:
+            return
+        who = f"a thread ({task.name}) of {getattr(task.process, 'name', '')}"
+        checks.fail(
+            HANGS,
+            f"{who} lets no virtual time pass: it goes round and round, or waits for a lock or queue that is not the "
+            f"simulation's ({_where(frame)}); job.sleep lets others run",
+        )
+        raise Over
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, LOOK_AFTER_S, LOOK_AFTER_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def _where(frame: FrameType | None) -> str:
+    """The innermost line outside libraries, usually of the worker."""
+    stack = traceback.extract_stack(frame)
+    library = sysconfig.get_path("stdlib")
+    own = [line for line in stack if not line.filename.startswith(library)] or stack
+    return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}"
+
+
+_NS = 1_000_000_000
+
+
+@contextmanager
+def simulated_stdlib(scheduler: Scheduler, worker: Worker | None) -> Iterator[None]:
+    """Within simulated processes, ``time``, ``signal`` and ``threading`` are simulated; all other code gets the real.
+
+    Functions that the worker's module imported from these (``from time import sleep``) are replaced, too.
+    """
+    thread = threading.get_ident()
+
+    def process() -> Process | None:
+        # Other threads of this process are not simulated, such as those of a library.
+        task = scheduler.current if threading.get_ident() == thread else None
+        return task.process if task is not None and isinstance(task.process, Process) else None
+
+    simulated = {**_clocks(process, scheduler), (signal, "signal"): _signal(process)}
+    with ExitStack() as stack:
+        theirs = _globals_of(worker)
+        for (module, name), function in simulated.items():
+            real = getattr(module, name)
+            places = [(vars(module), name), *((theirs, taken) for taken, value in theirs.items() if value is real)]
+            for where, known_as in places:
+                stack.callback(where.__setitem__, known_as, real)
+                where[known_as] = function
+        stack.callback(setattr, threading.Thread, "start", threading.Thread.start)
+        setattr(threading.Thread, "start", _no_thread(process))  # noqa: B010 - a method is not assigned otherwise
+        yield
+
+
+def _globals_of(worker: Worker | None) -> dict[str, Any]:
+    found = getattr(worker, "__globals__", None)
+    return found if isinstance(found, dict) else {}
+
+
+def _clocks(
+    process: Callable[[], Process | None], scheduler: Scheduler
+) -> Mapping[tuple[Any, str], Callable[..., object]]:
+    def sleep(seconds: float) -> None:
+        if (mine := process()) is not None:
+            mine.sleep(seconds)
+        else:
+            real_sleep(seconds)
+
+    def clock(name: str, seconds: Callable[[Process], float]) -> Callable[[], float]:
+        real = getattr(time, name)
+
+        def simulated() -> float:
+            mine = process()
+            if mine is None:
+                found: float = real()
+                return found
+            return int(seconds(mine) * _NS) if name.endswith("_ns") else seconds(mine)
+
+        return simulated
+
+    def own(mine: Process) -> float:
+        return mine.runtime.monotonic()
+
+    def of_day(_: Process) -> float:
+        return (BROKER_EPOCH_MS + scheduler.now) / 1000
+
+    real_sleep = time.sleep
+    clocks = {"monotonic": own, "perf_counter": own, "time": of_day}
+    names = [(name + end, seconds) for name, seconds in clocks.items() for end in ("", "_ns")]
+    return {(time, "sleep"): sleep, **{(time, name): clock(name, seconds) for name, seconds in names}}
+
+
+def _signal(process: Callable[[], Process | None]) -> Callable[[int, Any], Any]:
+    """Keep a worker's signal handler for the simulation, which calls it."""
+    real = signal.signal
+
+    def simulated(number: int, handler: Any) -> Any:
+        mine = process()
+        if mine is None:
+            return real(number, handler)
+        before = mine.work.handlers.get(number, signal.SIG_DFL)
+        mine.work.handlers[number] = handler
+        return before
+
+    return simulated
+
+
+def _no_thread(process: Callable[[], Process | None]) -> Callable[[threading.Thread], None]:
+    real = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if process() is not None:
+            raise RuntimeError(
+                "a worker in the simulation started a thread, which has no place in virtual time. Nothing of it ran; "
+                "job.start(function) runs a function beside the others"
+            )
+        real(self)
+
+    return start
+
 
 #: The promise that such a line breaks.
 RAISED = "raised"

@@ -276,7 +276,7 @@ def _batches(job: Job, client: Client) -> None:
                 job.handle(message)
             else:
                 batch.done()
-            del batch  # one of a lost lease stays in flight as long as it is kept: an evicted member would not join again
+            del batch  # one of a lost lease that is kept stays in flight: an evicted member would not join again
 
 
 def _fenced(job: Job, client: Client) -> None:
