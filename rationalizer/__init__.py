@@ -129,7 +129,7 @@ _LATER = {
     "groups.pieces": "Piece",
     "leases.lease": "Lease",
     "outcome": "Outcome",
-    "pause": "Pause",
+    "plane": "Pause",
     "progress": "Progress",
     "routing": "key_hash route_group route_lease",
     "state": "SnapshotError",
