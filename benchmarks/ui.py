@@ -36,7 +36,7 @@ from msgpack import packb
 from benchmarks.common import Row, bench_kafka, report
 from kafka_marshal.ui.archive import Archive
 from kafka_marshal.ui.fold import History
-from kafka_marshal.ui.serving import SWITCH_S
+from kafka_marshal.ui.server import SWITCH_S
 from rationalizer import ClaimingPartition, HeartbeatBatch, World, route_lease
 from rationalizer.limits import SNAPSHOT_INTERVAL
 from rationalizer.snapshot_log import encode_snapshot
@@ -212,7 +212,8 @@ def ask(url: str, begin: int, end: int, times: int) -> list[float]:
 
 def oracle(story: Story, history: History, moments: int) -> int:
     """Number of partitions that differ from a plain replay at random moments."""
-    from kafka_marshal.ui.moments import Moment, cells
+    from kafka_marshal.ui.moments import Moment
+    from tests.ui.cells import cells
 
     rng = random.Random(13)
     begin, end = BEGIN_MS, max(world.log_time for world in history.worlds.values())

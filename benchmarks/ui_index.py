@@ -23,9 +23,10 @@ from kafka_marshal.ui import archive as archives
 from kafka_marshal.ui import folding
 from kafka_marshal.ui.archive import Archive, read_dump
 from kafka_marshal.ui.fold import History
-from kafka_marshal.ui.moments import Moment, cells
-from kafka_marshal.ui.packing import pack, unpack
+from kafka_marshal.ui.kept import pack, unpack
+from kafka_marshal.ui.moments import Moment
 from rationalizer.dump import DumpHeader, DumpLines, header_line
+from tests.ui.cells import cells
 
 #: The log that the targets are for.
 WHOLE = 10_000_000

@@ -26,10 +26,11 @@ from kafka_marshal.pipeline.audit.task import Runner
 from kafka_marshal.ui.archive import Archive as PageArchive
 from kafka_marshal.ui.archive import read_around, read_kafka
 from kafka_marshal.ui.fold import History
-from kafka_marshal.ui.moments import Moment, cells
+from kafka_marshal.ui.moments import Moment
 from rationalizer.dump import DumpHeader, DumpRecord, header_line, record_line
 from tests.archive.conftest import TIMEOUT_S, TOPIC, Kept
 from tests.cli.harness import Command
+from tests.ui.cells import cells
 
 
 @pytest.fixture

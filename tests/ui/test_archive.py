@@ -12,13 +12,14 @@ import pytest
 
 from kafka_marshal.ui.archive import Archive, NotReadError, read_dump
 from kafka_marshal.ui.fold import History
-from kafka_marshal.ui.moments import Moment, cells
+from kafka_marshal.ui.moments import Moment
 from rationalizer import World
 from rationalizer.dump import DumpError
 from tests.audit.logs import random_log
 from tests.cli.conftest import command, environment
 from tests.cli.harness import Command, start
 from tests.cli.test_replay import changed_dump
+from tests.ui.cells import cells
 from tests.ui.conftest import get
 
 __all__ = ["command", "environment"]

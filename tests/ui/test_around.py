@@ -18,13 +18,14 @@ from kafka_marshal.ports import LogEntry
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.ui.archive import Archive, Around, NotReadError, _before, read_around, read_around_moments
 from kafka_marshal.ui.fold import History, has
-from kafka_marshal.ui.moments import Moment, cells
+from kafka_marshal.ui.moments import Moment
 from rationalizer import ClaimingPartition, ReleasingPartition, World, encode, route_lease
 from rationalizer.dump import DumpReader
 from rationalizer.snapshot_log import encode_snapshot, encode_state
 from tests.cli.conftest import command, environment, kafka, log_topic
 from tests.cli.harness import Command
 from tests.client.conftest import wait_until
+from tests.ui.cells import cells
 from tests.ui.conftest import get, served
 from tests.ui.story import BEGIN, GROUP, TAKEN_AT, TOPIC, after
 from tests.ui.story import CPS as STORY_CPS

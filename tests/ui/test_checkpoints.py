@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kafka_marshal.observe.checkpoints import seen_by
-from kafka_marshal.ui import happened
+from kafka_marshal.ui import moments
 from kafka_marshal.ui.fold import History
 from kafka_marshal.ui.moments import Moment
 from rationalizer import World
@@ -44,7 +44,7 @@ def test_at_each_moment_the_cuts_are_those_of_a_replay(name: str, skip: int) -> 
         if offset < skip or state is None or state.checkpoints is None:
             continue
         newest = state.checkpoints.newest
-        found = happened.checkpoints(group, Moment(world.log_time, 0, offset), 50)
+        found = moments.checkpoints(group, Moment(world.log_time, 0, offset), 50)
         assert found["checkpoints"][0]["checkpoint"] == newest, offset
         wanted = {
             (key, cut or None)
@@ -64,14 +64,14 @@ def test_at_each_moment_the_cuts_are_those_of_a_replay(name: str, skip: int) -> 
 def test_they_are_on_the_slider_and_in_the_list() -> None:
     history = told("rollback")
     group = history.groups["g"]
-    shown = happened.timeline(group, 2_000)
+    shown = moments.timeline(group, 2_000)
     assert [each[2] for each in shown["checkpoints"]] == [2, 6, 8, 12, 8]
-    found = happened.checkpoints(group, Moment(10_000), 2)
+    found = moments.checkpoints(group, Moment(10_000), 2)
     first, second = found["checkpoints"]
     assert (first["went_back"], first["at"], first["checkpoint"]) == (True, "0:15", 8)
     assert "admin put the group back: 2 pieces at checkpoint 8" in first["text"]
     assert (second["went_back"], second["checkpoint"]) == (False, 12)
-    events = happened.events(history, "g", Moment(10_000), "all", None, 50)
+    events = moments.events(history, "g", Moment(10_000), "all", None, 50)
     assert any("2 of 2 members" in each["why"] for each in events)
     assert sum(shown["done"]) == (110 - 99) + (111 - 99) + (120 - 110) + (120 - 111) + 10 + 10
 
@@ -80,5 +80,5 @@ def test_a_group_without_any() -> None:
     history = History(1)
     history.take(0, entries("hand_over")[:2])
     group = history._group("g")
-    assert happened.checkpoints(group, Moment(10_000), 5) == {"checkpoints": [], "pieces": []}
-    assert happened.timeline(group, 2_000)["checkpoints"] == []
+    assert moments.checkpoints(group, Moment(10_000), 5) == {"checkpoints": [], "pieces": []}
+    assert moments.timeline(group, 2_000)["checkpoints"] == []

@@ -135,9 +135,7 @@ def test_shares_are_about_equal() -> None:
 
 
 def test_what_is_handed_over_is_shown_meanwhile(path: Path) -> None:
-    import queue
-
-    from kafka_marshal.ui.packing import pack
+    from kafka_marshal.ui.kept import pack
     from tests.ui.test_kept import folded, of_story
 
     log = of_story()
@@ -146,20 +144,14 @@ def test_what_is_handed_over_is_shown_meanwhile(path: Path) -> None:
     def show(history: History) -> None:
         shown.append(sum(world.next_offset for world in history.worlds.values()))
 
-    answers_: queue.Queue[tuple[int, bytes, bytes]] = queue.Queue()
     halves = list(range(log.partitions))[::2], list(range(log.partitions))[1::2]
-    for kind, number, upto in (
-        (b"h", 0, 10),
-        (b"h", 0, 20),
-        (b"h", 1, 10),
-        (b"h", 1, 20),
-        (b"d", 0, None),
-        (b"h", 1, 30),
-        (b"d", 1, None),
-    ):
-        answers_.put((number, kind, pack(folded(log, upto, cps=halves[number]))))
+    sent = (
+        *((folding._HISTORY, 0, 10), (folding._HISTORY, 0, 20), (folding._HISTORY, 1, 10), (folding._HISTORY, 1, 20)),
+        *((folding._DONE, 0, None), (folding._HISTORY, 1, 30), (folding._DONE, 1, None)),
+    )
+    answers_ = [(number, kind, pack(folded(log, upto, cps=halves[number]))) for kind, number, upto in sent]
     see = folding.Progress(lambda *_: None, lambda *_: None, show)
-    found = folding._collect(2, answers_, threading.Event(), see)
+    found = folding._collect(2, answers_, see)
     assert found is not None
     assert shown == sorted(shown)
     assert len(shown) == 3

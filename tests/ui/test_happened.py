@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.ui import happened
+from kafka_marshal.ui import moments
 from kafka_marshal.ui.fold import History
 from kafka_marshal.ui.index import Series
 from kafka_marshal.ui.moments import Moment
@@ -74,7 +74,7 @@ class Recorded:
 
     def rebalances(self) -> list[dict[str, Any]]:
         history = self.history()
-        return happened.rebalances(history, history.groups[GROUP], Moment(2**62), 50)
+        return moments.rebalances(history, history.groups[GROUP], Moment(2**62), 50)
 
     @staticmethod
     def _at(second: float) -> int:
@@ -148,7 +148,7 @@ def test_settings_are_one_line_and_not_one_for_each_part_of_the_log(recorded: Re
     recorded.log.add(ReleaseGroup("admin/1/0.1.0/x", "admin", GROUP, BEGIN + 60_000), BEGIN + 1_000, away)
     fleet.configure(accept_individual_commit=False)
     history = recorded.history()
-    found = happened.events(history, GROUP, Moment(2**62), "all", None, 50)
+    found = moments.events(history, GROUP, Moment(2**62), "all", None, 50)
     said = [(each["at"].split(":")[0], each["code"]) for each in found if each["type"] == "ConfigureGroup"]
     home = str(fleet.home)
     assert sorted(said) == sorted([(home, codes.OK)] * 3 + [(str(away), codes.PAUSED)])
@@ -158,7 +158,7 @@ def rates(recorded: Recorded) -> tuple[list[int], int]:
     """Messages done in each second, and how many of these seconds are complete."""
     history = recorded.history()
     end = max(world.log_time for world in history.worlds.values())
-    found = happened.timeline(history.groups[GROUP], end)
+    found = moments.timeline(history.groups[GROUP], end)
     assert found["width"] == 1_000
     begin = (found["begin"] - BEGIN) // 1_000
     return [0] * begin + found["done"], (found["end"] - BEGIN) // 1_000
@@ -186,7 +186,7 @@ def test_nothing_is_lost_where_buckets_become_wider() -> None:
         series.spread("done", at - rng.choice((0, 1, 1_000, 100_000, BEGIN)), at, more)
         amount += more
     assert series.width_ms > 1_000
-    assert sum(series.sums["done"]) == amount
+    assert sum(series.lists()["done"]) == amount
 
 
 def test_a_coordinated_group_reports_what_was_done_since_the_commit_before(recorded: Recorded) -> None:
@@ -220,7 +220,7 @@ def test_how_far_members_are_is_no_news(recorded: Recorded) -> None:
     settle(5, epoch + 1, done=((7, 7),))
     settle(6, None, done=((5, 5),))
     history = recorded.history()
-    found = happened.events(history, GROUP, Moment(2**62), "all", None, 50)
+    found = moments.events(history, GROUP, Moment(2**62), "all", None, 50)
     assert [(each["type"], each["time"] - BEGIN, each["accepted"]) for each in reversed(found)] == [
         ("ClaimingPartition", 1_000, True),
         ("SettlingMessages", 4_000, True),

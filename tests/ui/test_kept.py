@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from xxhash import xxh3_128_hexdigest
 
-from kafka_marshal.ui import happened, kept, moments, packing
+from kafka_marshal.ui import kept, moments
 from kafka_marshal.ui.fold import History
+from kafka_marshal.ui.folding import merged
 from kafka_marshal.ui.kept import KeptIndex
-from kafka_marshal.ui.merging import merged
 from kafka_marshal.ui.moments import Moment
 from rationalizer import World
 from rationalizer.dump import DumpReader
@@ -55,22 +55,22 @@ def folded(log: WholeLog, upto: int | None = None, history: History | None = Non
 
 
 def answers(history: History) -> list[Any]:
-    """What the page says of all groups at some moments, of all their partitions, and of what happened."""
+    """What the page says of all groups at some moments, of all their partitions, and of what moments."""
     ends = sorted({world.log_time for world in history.worlds.values()})
     begin = min((times[0] for _, times in history.marks.values() if times), default=0)
     at = [Moment(begin + (ends[-1] - begin) * share // 3) for share in range(4)]
     at += [Moment(world.log_time, cp, world.next_offset // 2) for cp, world in sorted(history.worlds.items())]
     found: list[Any] = []
     for name, group in sorted(history.groups.items()):
-        found.append(happened.timeline(group, ends[-1]))
+        found.append(moments.timeline(group, ends[-1]))
         for moment in at:
             found.append(moments.state(history, group, moment))
-            found.append(happened.rebalances(history, group, moment, 5))
-            found.append(happened.checkpoints(group, moment, 5))
+            found.append(moments.rebalances(history, group, moment, 5))
+            found.append(moments.checkpoints(group, moment, 5))
             for which in ("all", "changed", "rejected"):
-                found.append(happened.events(history, name, moment, which, None, 40))
+                found.append(moments.events(history, name, moment, which, None, 40))
             for forward in (True, False):
-                found.append(happened.neighbour(history, name, moment, forward=forward))
+                found.append(moments.neighbour(history, name, moment, forward=forward))
             found += [moments.detail(history, group, place, moment) for place in sorted(group.keys)[:4]]
     return [without_numbers(each) for each in found]
 
@@ -99,10 +99,10 @@ LOGS: dict[str, Callable[[], WholeLog]] = {
 def test_answers_are_the_same_with_a_kept_history_with_a_longer_log_and_in_two_processes(name: str) -> None:
     log = LOGS[name]()
     whole = answers(folded(log))
-    resumed = packing.unpack(packing.pack(folded(log, 60)))
+    resumed = kept.unpack(kept.pack(folded(log, 60)))
     assert answers(folded(log, None, resumed)) == whole
     cps = list(range(log.partitions))
-    parts = [packing.unpack(packing.pack(folded(log, 90, cps=cps[begin::2]))) for begin in (0, 1)]
+    parts = [kept.unpack(kept.pack(folded(log, 90, cps=cps[begin::2]))) for begin in (0, 1)]
     assert answers(folded(log, None, merged(parts))) == whole, "merged in the middle"
     assert answers(merged([folded(log, cps=cps[::-1][begin::2]) for begin in (0, 1)])) == whole
 
@@ -200,11 +200,6 @@ def field(name: str, value: object) -> Callable[[dict[str, Any], bytes], bytes]:
     return change
 
 
-def other_places(header: dict[str, Any], packed: bytes) -> bytes:
-    header["next"][0][1] -= 1
-    return packed
-
-
 #: A change of the file, and what is said of it.
 DOUBTS: dict[str, tuple[Callable[[dict[str, Any], bytes], bytes], str]] = {
     "format": (field("format", "kafka-marshal page index 0"), "its format is 'kafka-marshal page index 0', not"),
@@ -213,9 +208,8 @@ DOUBTS: dict[str, tuple[Callable[[dict[str, Any], bytes], bytes], str]] = {
     "code": (field("code", "0" * 32), "its code is '0000"),
     "topic": (field("topic_id", "another"), "its topic_id is 'another', not"),
     "partitions": (field("partitions", 7), "its partitions is 7, not 2"),
-    "offsets": (other_places, "its offsets are not those of what it has"),
-    "no offsets": (field("next", None), "it is no index of a page"),
-    "size": (lambda header, packed: packed + b"x", "it is cut"),
+    "no offsets": (field("begins", None), "it is no index of a page"),
+    "another thing": (lambda header, packed: zlib.compress(pickle.dumps({})), "it is no history"),
     "history": (lambda header, packed: b"\0" * len(packed), "it can't be read (error: Error -3"),
 }
 
@@ -282,8 +276,8 @@ def test_no_bytes_run_code() -> None:
         def __reduce__(self) -> Any:
             return os.system, ("false",)
 
-    with pytest.raises(packing.UnpackError, match=r"names posix\.system, which is no part of a history"):
-        packing.unpack(zlib.compress(pickle.dumps(Trap())))
+    with pytest.raises(kept.UnpackError, match=r"names posix\.system, which is no part of a history"):
+        kept.unpack(zlib.compress(pickle.dumps(Trap())))
 
 
 def test_it_is_named_by_topic_and_id_and_there_are_not_many(

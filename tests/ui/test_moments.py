@@ -11,10 +11,11 @@ from kafka_marshal.client.view import holdings
 from kafka_marshal.observe.rows import STATES
 from kafka_marshal.ui import moments
 from kafka_marshal.ui.fold import GroupHistory, History
-from kafka_marshal.ui.moments import Moment, cells
+from kafka_marshal.ui.moments import Moment
 from rationalizer import World
 from tests.audit.group_logs import random_group_log
 from tests.audit.logs import WholeLog, random_log
+from tests.ui.cells import cells
 
 #: (group, topic, partition, lo) → (owner, its run, epoch, state)
 Truth = dict[tuple[str, str, int, int], tuple[str, str, int, str]]
@@ -167,6 +168,6 @@ def test_events_have_the_words_of_the_log_command() -> None:
     history = folded(log)
     numbers = range(len(history.events))
     assert len(numbers) > 256, "more than one block"
-    rejected = [history.events[number] for number in numbers if not history.events[number].accepted]
+    rejected = [number for number in numbers if not history.events.columns["accepted"][number]]
     assert len(rejected) == sum(sum(world.rejected.values()) for world in history.worlds.values())
-    assert all(each.what for each in rejected)
+    assert all(history.events.words_of(number)[0] for number in rejected)

@@ -13,9 +13,9 @@ from kafka_marshal.ports import Cluster
 from kafka_marshal.ui import moments
 from kafka_marshal.ui.archive import Archive
 from kafka_marshal.ui.fold import History
+from kafka_marshal.ui.kept import pack, unpack
 from kafka_marshal.ui.live import Live
 from kafka_marshal.ui.moments import Moment
-from kafka_marshal.ui.packing import pack, unpack
 from kafka_marshal.ui.steering import ACTIONS, Steering, words_of
 from rationalizer import ClaimingShare, ReleasingPartition, SettlingMessages
 from tests.observe.test_open_problems import DATA, GROUP, HI, LOG, W1, W2, Scene
@@ -213,7 +213,7 @@ def test_the_past_names_who_shared_and_not_what_they_had(scene: Scene) -> None:
     assert at(8) == ("After offset 8: shared by batches: w2.", [("w2", "unknown")])
     text, named = at(10)
     assert (text.startswith("After offset 10: nobody"), named) == (True, [(None, "free")])
-    changes = [history.events[number].offset for number in history.events.down_from("changed", GROUP, 2**60)]
+    changes = [history.events.columns["offset"][number] for number in history.events.down_from("changed", GROUP, 2**60)]
     assert changes == [9, 8, 3, 2]
     assert [each["shared"] for each in moments.detail(history, group, PLACE, Moment(2**60))["spans"]] == [True]
     before, after = (Moment(moments.time_of(history, 0, offset), 0, offset) for offset in (2, 7))

@@ -139,8 +139,7 @@ def _serve(
     payloads: ReadMessage | None,
 ) -> int:
     from kafka_marshal.ui.archive import Archive
-    from kafka_marshal.ui.server import application
-    from kafka_marshal.ui.serving import Serving
+    from kafka_marshal.ui.server import Serving, application
     from kafka_marshal.ui.steering import Steering
 
     serving = Serving(stack, Archive(options.topic, is_live=not isinstance(source, Path)))

@@ -13,16 +13,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
-from kafka_marshal.observe.checkpoints import CheckpointHistory
+from kafka_marshal.logs import visible
+from kafka_marshal.observe.checkpoints import CheckpointHistory, Ended, Taken, happened_text, seen_by
 from kafka_marshal.observe.fold import group_of, lease_of
+from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.words import is_beat, is_routine, reason, what, why_rebalanced
 from kafka_marshal.ports import LogEntry
-from kafka_marshal.ui.checkpoints import Marks
-from kafka_marshal.ui.index import Events, KeySpans, Names, Pulse, Series, SpanStore
-from kafka_marshal.ui.shares import follow
-from rationalizer import ConfigureGroup, Group, Outcome, Record, World, codes, route_group
+from kafka_marshal.ui.index import Events, KeySpans, Moments, Names, Pulse, Series, SpanStore
+from rationalizer import ClaimingShare, ConfigureGroup, Group, Lease, Outcome, Record, World, codes, route_group
 from rationalizer.groups.group import Member
 from rationalizer.groups.history import Assignments, Rebalance, owner_names
 from rationalizer.history import LeaseKey, Owners, Span
@@ -38,6 +39,16 @@ MARK_EVERY: Final = 64
 
 #: The last records of each CP whose hashes are kept. One would do; several may be left if the log was cut there.
 JOINTS: Final = 4
+
+#: The most cuts of a partition, and the most marks of a group, that are kept: the last ones.
+MOST_CUTS: Final = 256
+MOST_MARKS: Final = 20_000
+
+#: The most changes of the sharers of one partition that are kept: the last ones. Their batches are not.
+MOST_SHARES: Final = 128
+
+#: (client_id, instance_id, lo, hi) of each sharer; lo NO_KEY: by batches.
+Sharing = tuple[tuple[str, str, int, int], ...]
 
 #: Accepted without remarks, these only report progress.
 _PROGRESS: Final = frozenset({"GroupHeartbeat", "Tick", "CommitRanges", "ClaimingMessages"})
@@ -96,6 +107,128 @@ class Pausing:
     client: str
     since: int
     until: int
+
+
+class CutPiece(NamedTuple):
+    """A range of keys in a checkpoint. cut 0: nothing was handed in so far. next: the offset to read next."""
+
+    lo: int
+    hi: int
+    cut: int
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A checkpoint that was complete, or that the group went back to."""
+
+    checkpoint: int
+    #: The log time (ms) and the offset of the record.
+    time: int
+    offset: int
+    went_back: bool
+    text: str
+
+
+@dataclass(slots=True)
+class Marks:
+    """Those of one group."""
+
+    history: CheckpointHistory
+    marks: Moments = field(default_factory=lambda: Moments(MOST_MARKS))
+    #: (topic, partition) → its pieces.
+    cuts: dict[tuple[str, int], Moments] = field(default_factory=dict)
+    _last_told: tuple[int, tuple[str, ...]] = (-1, ())
+
+    @classmethod
+    def of(cls, group: Group, world: World) -> Marks:
+        """The history begins with this state."""
+        found = cls(CheckpointHistory(group.group_id))
+        found.history.begin(world)
+        if group.checkpoints is not None:
+            for kept in group.checkpoints.kept:
+                found._mark(Mark(kept.id, kept.log_time, kept.id, False, f"checkpoint {kept.id} was complete"))
+            for key in group.partitions():
+                found._cut(group, key, world.log_time, world.next_offset - 1)
+        return found
+
+    def see(self, group: Group, world: World, outcome: Outcome) -> list[tuple[str, int]]:
+        """Take in a record that was just applied; the partitions whose progress it changed."""
+        found = self.history.see(world, outcome)
+        changed: list[tuple[str, int]] = []
+        offset = world.next_offset - 1
+        for each in found:
+            if isinstance(each, Ended) or group.checkpoints is None:
+                continue
+            newest = group.checkpoints.newest
+            if isinstance(each, Taken):
+                changed += group.checkpoints.kept[-1].versions
+                self._mark(Mark(each.checkpoint, world.log_time, offset, False, happened_text(each)))
+            elif each.why == "rollback":
+                changed += [key for key in group.partitions() if self._pieces(group, key) != self._last(key)]
+                self._mark(Mark(newest, world.log_time, offset, True, happened_text(each)))
+        for key in changed:
+            self._cut(group, key, world.log_time, offset)
+        self._last_told = offset, tuple(map(happened_text, found))
+        return changed
+
+    def told_at(self, offset: int) -> tuple[str, ...]:
+        """What the record at this offset did, if it was the last one, in words."""
+        return self._last_told[1] if self._last_told[0] == offset else ()
+
+    def _mark(self, mark: Mark) -> None:
+        self.marks.add(mark.time, mark.offset, mark)
+
+    def _cut(self, group: Group, key: tuple[str, int], at: int, offset: int) -> None:
+        self.cuts.setdefault(key, Moments(MOST_CUTS)).add(at, offset, self._pieces(group, key))
+
+    def _last(self, key: tuple[str, int]) -> tuple[CutPiece, ...]:
+        values = self.cuts[key].values if key in self.cuts else ()
+        return values[-1] if values else ()
+
+    @staticmethod
+    def _pieces(group: Group, key: tuple[str, int]) -> tuple[CutPiece, ...]:
+        assert group.checkpoints is not None
+        seen = seen_by(group, key, group.checkpoints.newest)
+        return tuple(
+            CutPiece(lo, hi, cut, min((d for a, b, d in seen.done_through if a <= hi and lo <= b), default=-1) + 1)
+            for lo, hi, cut in seen.states
+        )
+
+    # -- answers -----------------------------------------------------------------------------------------------
+
+    def listed(self, home: int, at: int, offset: int, limit: int) -> list[dict[str, Any]]:
+        """The last ones up to a moment, the newest first."""
+        end = self.marks.before(at, offset)
+        return [self._json(home, each) for each in islice(reversed(self.marks.values[:end]), limit)]
+
+    def pieces(self, at: int, offset: int) -> Iterator[dict[str, Any]]:
+        """What the newest checkpoint at that moment had of each piece."""
+        for topic, partition in sorted(self.cuts):
+            found = self.cuts[topic, partition]
+            index = found.before(at, offset) - 1
+            for piece in found.values[index] if index >= 0 else ():
+                yield {
+                    "topic": topic,
+                    "partition": partition,
+                    "place": place_text(partition, piece.lo, piece.hi),
+                    "cut": piece.cut or None,
+                    "next": piece.next,
+                }
+
+    def ticks(self, most: int) -> list[list[object]]:
+        """(log time, offset of the record, id) of the last ones, for the slider."""
+        return [[each.time, each.offset, each.checkpoint] for each in self.marks.values[-most:]]
+
+    @staticmethod
+    def _json(home: int, each: Mark) -> dict[str, Any]:
+        return {
+            "checkpoint": each.checkpoint,
+            "time": each.time,
+            "at": f"{home}:{each.offset}",
+            "went_back": each.went_back,
+            "text": visible(each.text),
+        }
 
 
 @dataclass(slots=True)
@@ -165,7 +298,7 @@ class History:
         #: (client_id, instance_id) by number.
         self.owners: Names = Names()
         self.spans: SpanStore = SpanStore(self.names, self.owners)
-        self.events: Events = Events(self.names)
+        self.events: Events = Events()
         self.groups: dict[str, GroupHistory] = {}
         #: CP → (offset, log time) of its first record, and of every 64th or so from there on.
         self.marks: dict[int, tuple[array[int], array[int]]] = {cp: (array("q"), array("q")) for cp in self.worlds}
@@ -181,6 +314,16 @@ class History:
         self._asked: set[object] = set()
         for cp, world in self.worlds.items():
             self._begin(cp, world)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What other processes get: the state of CPs as snapshots."""
+        found = {name: value for name, value in vars(self).items() if name not in ("_lock", "_asked")}
+        return {**found, "worlds": {cp: world.snapshot() for cp, world in self.worlds.items()}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.worlds = {cp: World.restore(snapshot, self.partitions) for cp, snapshot in state["worlds"].items()}
+        self._lock, self._asked = threading.Lock(), set()
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -226,7 +369,7 @@ class History:
             lease = world.lease(*key)
             if lease is not None:
                 found.pulse = Pulse(lease.last_beat, lease.heartbeat_interval_ms, 0)
-                follow(found, lease, None, world)
+                _follow_shares(found, lease, None, world)
                 self._note_stable(found, None, lease.progress.stable, world.log_time, world)
         for group in world.groups():
             if cp == route_group(group.group_id, self.partitions):
@@ -349,7 +492,7 @@ class History:
         found, lease = group.keys.get(key[1:]), world.lease(*key)
         if found is None:
             found = self._key(group, key[1:], world.partition)
-        others = follow(found, lease, outcome, world)
+        others = _follow_shares(found, lease, outcome, world)
         if others:
             group.series.add("changed", world.log_time, 1)
         if found.open and lease is not None and found.pulse is not None:
@@ -415,7 +558,7 @@ class History:
         for place, spans in found.now.items():
             self._key(group, place, world.partition).begin(list(spans), self.owners)
         if (known := world.group(name)) is not None:
-            self._beat_members(group, known, world.next_offset - 1)
+            _beat_members(group, known, world.next_offset - 1)
             if fresh and known.checkpoints is not None:
                 group.checkpoints = Marks.of(known, world)
         return found
@@ -436,7 +579,7 @@ class History:
                 found = self._key(group, place, world.partition)
                 since, found.reported = max(found.reported, self.starts[world.partition][1]), world.log_time
                 self._note_stable(found, group, kept.progress.stable, since, world)
-        self._beat_sender(group, known, outcome, world.next_offset - 1)
+        _beat_sender(group, known, outcome, world.next_offset - 1)
         if outcome.type == "CommitOffsets" and outcome.message is not None and outcome.accepted:
             is_work = bool(outcome.message.member_id)  # the pausing client's has no member
             member = known.clients.get(outcome.message.client_id)
@@ -468,34 +611,6 @@ class History:
                 self._close(found, [span], 0 if pulse is None else pulse.interval_ms)
             found.begin(list(fold.now.get(place, ())), self.owners)
         return sum(span.until is None for span in begun)
-
-    def _beat_sender(self, group: GroupHistory, known: Group, outcome: Outcome, offset: int) -> None:
-        if outcome.message is None:
-            return
-        member = known.clients.get(outcome.message.client_id)
-        wanted = outcome.member or getattr(outcome.message, "member_id", "")  # ConfigureGroup has none
-        if member is None or member.member_id != wanted:  # members are known by their member id
-            member = next((each for each in known.members.values() if each.member_id == wanted), None)
-        pulse = None if member is None else group.pulses.get((member.client_id, member.instance_id))
-        if member is None or pulse is None or member.last_beat - pulse.last > pulse.interval_ms:
-            self._beat_members(group, known, offset)  # the log may have been silent: all sessions begin again (G8)
-        else:
-            self._beat(group, member, offset)
-
-    def _beat_members(self, group: GroupHistory, known: Group, offset: int) -> None:
-        for member in known.members.values():
-            self._beat(group, member, offset)
-
-    @staticmethod
-    def _beat(group: GroupHistory, member: Member, offset: int) -> None:
-        half = _beats_within(member)
-        pulse = group.pulses.get((member.client_id, member.instance_id))
-        if pulse is None:
-            group.pulses[member.client_id, member.instance_id] = Pulse(member.last_beat, half, offset)
-        else:
-            if member.last_beat > pulse.last:
-                pulse.beat(member.last_beat, offset)
-            pulse.change(half, member.last_beat, offset)
 
     def _rebalanced(self, group: GroupHistory, known: Group, found: Rebalance) -> None:
         if group.rebalances:
@@ -550,6 +665,26 @@ class History:
         self.events.add(name, (*row, int(outcome.accepted), changed, place), *words)
 
 
+def _follow_shares(found: KeySpans, lease: Lease | None, outcome: Outcome | None, world: World) -> bool:
+    """Take in the state after a record (None: the initial one); whether other members share the partition now."""
+    shares = () if lease is None else lease.shares or ()
+    if found.shares is None:
+        if not shares:
+            return False
+        found.shares, found.is_shared = Moments(MOST_SHARES), True
+    values = found.shares.values
+    before: Sharing = values[-1] if values else ()
+    if len(before) == len(shares) and outcome is not None and not outcome.is_a(ClaimingShare):
+        return False  # a share begins by its claim alone
+    known = {each: each for each in before}  # the same objects: they may be many
+    names = [(each.client_id, each.instance_id, each.lo, each.hi) for each in shares]
+    now: Sharing = tuple(known.get(each, each) for each in names)
+    if now == before:
+        return False
+    found.shares.add(world.log_time, world.next_offset - 1, now)
+    return True
+
+
 def _follow_checkpoints(group: GroupHistory, known: Group, world: World, outcome: Outcome) -> Sequence[tuple[str, int]]:
     """Take in a record; the partitions whose progress it moved, as a checkpoint was complete, or it went back."""
     if group.checkpoints is None:
@@ -564,6 +699,36 @@ def _told(group: GroupHistory | None, cp: int, offset: int) -> Sequence[str]:
     if group is None or group.checkpoints is None or cp != group.home:
         return ()
     return group.checkpoints.told_at(offset)
+
+
+def _beat_sender(group: GroupHistory, known: Group, outcome: Outcome, offset: int) -> None:
+    if outcome.message is None:
+        return
+    member = known.clients.get(outcome.message.client_id)
+    wanted = outcome.member or getattr(outcome.message, "member_id", "")  # ConfigureGroup has none
+    if member is None or member.member_id != wanted:  # members are known by their member id
+        member = next((each for each in known.members.values() if each.member_id == wanted), None)
+    pulse = None if member is None else group.pulses.get((member.client_id, member.instance_id))
+    if member is None or pulse is None or member.last_beat - pulse.last > pulse.interval_ms:
+        _beat_members(group, known, offset)  # the log may have been silent: all sessions begin again (G8)
+    else:
+        _beat(group, member, offset)
+
+
+def _beat_members(group: GroupHistory, known: Group, offset: int) -> None:
+    for member in known.members.values():
+        _beat(group, member, offset)
+
+
+def _beat(group: GroupHistory, member: Member, offset: int) -> None:
+    half = _beats_within(member)
+    pulse = group.pulses.get((member.client_id, member.instance_id))
+    if pulse is None:
+        group.pulses[member.client_id, member.instance_id] = Pulse(member.last_beat, half, offset)
+    else:
+        if member.last_beat > pulse.last:
+            pulse.beat(member.last_beat, offset)
+        pulse.change(half, member.last_beat, offset)
 
 
 def _beats_within(member: Member) -> int:

@@ -2,31 +2,30 @@
 
 `fold` starts them. Each reads its part by itself, from Kafka or from a dump, and hands over what it has folded: soon at
 first, then ever more rarely, so that all of this costs half as much again as the last time. The page shows it.
-A process ends with the one that started it, as its standard input does.
+A process ends with the one that started it, as their connection does.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import queue
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from typing import IO, Any, BinaryIO, Final
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any, BinaryIO, Final
 
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.observe.log import Log, Source
 from kafka_marshal.observe.words import dump_changed
 from kafka_marshal.ports import LogEntry
-from kafka_marshal.ui.fold import History
-from kafka_marshal.ui.merging import merged
-from kafka_marshal.ui.packing import pack, unpack
+from kafka_marshal.ui.fold import GroupHistory, History
+from kafka_marshal.ui.kept import pack, unpack
 from rationalizer import World
 from rationalizer.dump import DumpError, DumpReader
 from rationalizer.log_hash import LogHash
@@ -57,7 +56,9 @@ NICE: Final = 5
 _LINE: Final = b'{"partition": '
 _MOST_DIGITS: Final = 10
 
-_PROGRESS, _PROBLEM, _HISTORY, _DONE, _FAILED = b"p", b"w", b"h", b"d", b"f"
+#: What a process sends: (kind, content). Progress: (read, in all); a problem: its text; a history, the last one when
+#: it is done: packed; a failure: the error. And what is found instead: it ended with this status.
+_PROGRESS, _PROBLEM, _HISTORY, _DONE, _FAILED, _ENDED = "progress", "problem", "history", "done", "failed", "ended"
 
 
 class ProcessLostError(Exception):
@@ -99,7 +100,7 @@ def of_kafka(source: Source, ends: Mapping[int, int]) -> dict[str, Any]:
     """What a process has to know to read a log up to these ends."""
     bootstrap, properties = source.connection()
     kafka = {"topic": source.topic, "timeout": source.timeout, "bootstrap": bootstrap, "properties": properties}
-    return {"kafka": kafka, "ends": sorted(ends.items())}
+    return {"kafka": kafka, "ends": dict(ends)}
 
 
 def of_dump(path: str) -> dict[str, Any]:
@@ -115,34 +116,29 @@ def fold(
     sizes: how much there is of each CP. Raises ProcessLostError, DumpError, MarshalError.
     """
     shares = _shares(sizes, processes())
-    answers: queue.Queue[tuple[int, bytes, bytes]] = queue.Queue()
-    started: list[subprocess.Popen[bytes]] = []
-    listening: list[threading.Thread] = []
+    children: list[subprocess.Popen[bytes]] = []
+    pipes: list[Connection] = []
     try:
-        for number, share in enumerate(shares):
-            partitions = next(iter(worlds.values())).partitions
-            history = History(partitions, {cp: worlds[cp] for cp in share})
-            command = [sys.executable, "-P", "-m", __name__]
-            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-            started.append(child)
-            listening.append(threading.Thread(target=_listen, args=(number, child, answers), daemon=True))
-            listening[-1].start()
-            assert child.stdin is not None
+        for _ in shares:
+            ours, theirs = Pipe()
+            with theirs:
+                number = theirs.fileno()
+                command = [sys.executable, "-P", "-m", __name__, str(number)]
+                children.append(subprocess.Popen(command, pass_fds=[number], start_new_session=True))
+            pipes.append(ours)
+        for pipe, share in zip(pipes, shares, strict=True):
+            history = History(next(iter(worlds.values())).partitions, {cp: worlds[cp] for cp in share})
             try:
-                _send(child.stdin, _PROGRESS, json.dumps(task).encode())
-                _send(child.stdin, _HISTORY, pack(history))
+                pipe.send((task, pack(history)))
             except BrokenPipeError:
                 raise ProcessLostError("a process did not begin") from None
-        return _collect(len(shares), answers, stop, see)
+        return _collect(len(shares), _answers(pipes, children, stop), see)
     finally:
-        for child in started:
+        for child in children:
             child.kill()
             child.wait()
-            assert child.stdin is not None
-            with suppress(BrokenPipeError):
-                child.stdin.close()
-        for thread in listening:
-            thread.join()
+        for pipe in pipes:
+            pipe.close()
 
 
 def _shares(sizes: Mapping[int, int], count: int) -> list[list[int]]:
@@ -153,94 +149,129 @@ def _shares(sizes: Mapping[int, int], count: int) -> list[list[int]]:
     return shares
 
 
-def _collect(
-    count: int, answers: queue.Queue[tuple[int, bytes, bytes]], stop: threading.Event, see: Progress
-) -> History | None:
+def _answers(
+    pipes: Sequence[Connection], children: Sequence[subprocess.Popen[bytes]], stop: threading.Event
+) -> Iterator[tuple[int, str, Any]]:
+    """What processes send: (number of the process, kind, content), until `stop` is set or all have ended."""
+    numbers = {pipe: number for number, pipe in enumerate(pipes)}
+    while numbers and not stop.is_set():
+        for pipe in wait(list(numbers), REPORT_S):
+            assert isinstance(pipe, Connection)
+            try:
+                yield numbers[pipe], *pipe.recv()
+            except (EOFError, ConnectionError):
+                number = numbers.pop(pipe)
+                yield number, _ENDED, f"status {children[number].wait()}"
+
+
+def _collect(count: int, answers: Iterable[tuple[int, str, Any]], see: Progress) -> History | None:
     done: set[int] = set()
     read: dict[int, tuple[int, int]] = {}
     problems: dict[int, str] = {}
     packed: dict[int, bytes] = {}
     fresh: set[int] = set()
-    while len(done) < count:
-        if stop.is_set():
-            return None
-        try:
-            number, kind, content = answers.get(timeout=REPORT_S)
-        except queue.Empty:
-            continue
+    for number, kind, content in answers:
         if kind == _PROGRESS:
-            passed, of_all = json.loads(content)
-            read[number] = passed, of_all
+            read[number] = content
             see.read(sum(each for each, _ in read.values()), sum(each for _, each in read.values()))
         elif kind == _PROBLEM:
-            problems[number] = content.decode()
+            problems[number] = content
             see.problem("; ".join(dict.fromkeys(filter(None, problems.values()))))
         elif kind in (_HISTORY, _DONE):
             packed[number] = content
             fresh.add(number)
             done |= {number} if kind == _DONE else set()
-            if len(done) < count and len(fresh | done) == count:
+            if len(done) == count:
+                return merged([unpack(packed[number]) for number in sorted(packed)])
+            if len(fresh | done) == count:
                 fresh.clear()
                 see.history(merged([unpack(each) for each in packed.values()]))
         elif kind == _FAILED:
-            failed = json.loads(content)
-            raise DumpError(*failed["dump"]) if "dump" in failed else MarshalError(failed["text"])
+            raise content
         elif number not in done:
-            raise ProcessLostError(f"a process that folded the log ended ({content.decode()})")
-    return merged([unpack(packed[number]) for number in sorted(packed)])
+            raise ProcessLostError(f"a process that folded the log ended ({content})")
+    return None
 
 
-def _listen(number: int, child: subprocess.Popen[bytes], answers: queue.Queue[tuple[int, bytes, bytes]]) -> None:
-    assert child.stdout is not None
-    with child.stdout as pipe:
-        while (found := _receive(pipe)) is not None:
-            answers.put((number, *found))
-    answers.put((number, b"", f"status {child.wait()}".encode()))
+def merged(parts: Sequence[History]) -> History:
+    """One history of several, each of which has folded other coordination partitions. The parts are used up.
+
+    All but groups, names and sums is kept by coordination partition anyway. What several of them say of one partition
+    of a group carries its place in the log: the later place prevails.
+    """
+    whole, *others = parts
+    for other in others:
+        for ours, theirs in ((whole, other), (other, whole)):
+            for name in ours.groups.keys() - theirs.groups.keys():
+                ours.groups[name].count_rejected(theirs.events)
+        names, owners = whole.names.absorb(other.names), whole.owners.absorb(other.owners)
+        base = len(whole.spans)
+        whole.spans.extend(other.spans, {"owner": owners, "by": names, "evictor": names})
+        whole.events.absorb(other.events, names)
+        for by_cp in ("worlds", "marks", "starts", "joints", "folds"):
+            getattr(whole, by_cp).update(getattr(other, by_cp))
+        for name, group in other.groups.items():
+            for found in group.keys.values():
+                found.renumber(base, owners)
+            known = whole.groups.get(name)
+            if known is None:
+                whole.groups[name] = group
+            else:
+                _absorb_group(known, group, whole, is_home=group.home in other.worlds)
+    whole.worlds = dict(sorted(whole.worlds.items()))
+    return whole
 
 
-def _send(pipe: IO[bytes], kind: bytes, content: bytes) -> None:
-    pipe.write(kind + len(content).to_bytes(8, "big") + content)
-    pipe.flush()
-
-
-def _receive(pipe: IO[bytes]) -> tuple[bytes, bytes] | None:
-    """The next message; None: the other end is gone."""
-    head = pipe.read(9)
-    size = int.from_bytes(head[1:], "big")
-    content = pipe.read(size) if len(head) == 9 else b""
-    return (head[:1], content) if len(head) == 9 and len(content) == size else None
+def _absorb_group(known: GroupHistory, other: GroupHistory, whole: History, *, is_home: bool) -> None:
+    if is_home:  # only there
+        for name in ("assignments", "rebalances", "pulses", "counts", "checkpoints"):
+            setattr(known, name, getattr(other, name))
+    known.paused.update(other.paused)
+    known.series.absorb(other.series)
+    for place, found in other.keys.items():
+        if place in known.keys:
+            known.keys[place].absorb(found)
+        else:
+            known.keys[place] = found
+    leased = [found for found in known.keys.values() if found.open and found.open[0].is_lease]
+    if known.assignments is None or not leased:
+        return
+    if known.assignments.now:
+        for found in leased:
+            found.begin([], whole.owners)
+    else:  # it was converted: it has leases now (G1)
+        known.assignments = None
 
 
 # -- in such a process -------------------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Fold one share, as standard input says; answers go to standard output."""
-    asked, history = _receive(sys.stdin.buffer), _receive(sys.stdin.buffer)
-    if asked is None or history is None:
-        return
-    threading.Thread(target=_end_with_the_other, daemon=True).start()
-    os.nice(NICE)
-    worker = _Worker(json.loads(asked[1]), unpack(history[1]), sys.stdout.buffer)
+    """Fold one share, as the first message of the connection says (the descriptor is the argument)."""
+    pipe = Connection(int(sys.argv[1]))
     try:
-        worker.run()
-    except DumpError as error:
-        _send(sys.stdout.buffer, _FAILED, json.dumps({"dump": [error.line_number, error.why]}).encode())
-    except MarshalError as error:
-        _send(sys.stdout.buffer, _FAILED, json.dumps({"text": str(error)}).encode())
+        task, packed = pipe.recv()
+    except EOFError:
+        return
+    threading.Thread(target=_end_with_the_other, args=(pipe,), daemon=True).start()
+    os.nice(NICE)
+    try:
+        _Worker(task, unpack(packed), pipe).run()
+    except (DumpError, MarshalError) as error:
+        pipe.send((_FAILED, error))
 
 
-def _end_with_the_other() -> None:
-    while os.read(sys.stdin.fileno(), 1):
-        pass
+def _end_with_the_other(pipe: Connection) -> None:
+    with suppress(EOFError, ConnectionError):
+        pipe.recv()
     os._exit(0)
 
 
 class _Worker:
-    def __init__(self, task: dict[str, Any], history: History, answers: BinaryIO) -> None:
+    def __init__(self, task: dict[str, Any], history: History, pipe: Connection) -> None:
         self._task = task
         self._history = history
-        self._answers = answers
+        self._pipe = pipe
         self._folded = 0
         self._hand_over = HAND_OVER
         self._reported = 0.0
@@ -251,21 +282,21 @@ class _Worker:
             self._folded += len(entries)
             if self._folded >= self._hand_over:
                 self._hand_over = HAND_OVER_GROWS * self._folded
-                _send(self._answers, _HISTORY, pack(self._history))
-        _send(self._answers, _DONE, pack(self._history))
+                self._pipe.send((_HISTORY, pack(self._history)))
+        self._pipe.send((_DONE, pack(self._history)))
 
     def _report(self, done: int, of_all: int) -> None:
         now = time.monotonic()
         if now >= self._reported + REPORT_S or done == of_all:
             self._reported = now
-            _send(self._answers, _PROGRESS, json.dumps([done, of_all]).encode())
+            self._pipe.send((_PROGRESS, (done, of_all)))
 
     def _of_kafka(self) -> Iterator[tuple[int, list[LogEntry]]]:
         """Records from where the history is; while Kafka is away, it is tried again."""
         kafka = self._task["kafka"]
         source = Source(kafka["topic"], kafka["timeout"], lambda: (kafka["bootstrap"], kafka["properties"]))
         worlds = self._history.worlds
-        ends = {cp: end for cp, end in self._task["ends"] if cp in worlds}
+        ends = self._task["ends"]
         begun = {cp: world.next_offset for cp, world in worlds.items()}
         total = sum(max(0, ends[cp] - begun[cp]) for cp in worlds)
 
@@ -282,7 +313,7 @@ class _Worker:
                     for cp, entries in log.read(begin, {cp: max(begin[cp], ends[cp]) for cp in worlds}, show):
                         if problem:
                             problem = ""
-                            _send(self._answers, _PROBLEM, b"")
+                            self._pipe.send((_PROBLEM, ""))
                         log.check_marker(cp, entries[0])
                         yield cp, entries
                     return
@@ -290,7 +321,7 @@ class _Worker:
                     cluster.close()
             except KafkaUnavailableError as error:
                 problem = str(error)
-                _send(self._answers, _PROBLEM, problem.encode())
+                self._pipe.send((_PROBLEM, problem))
                 time.sleep(RETRY_S)
 
     def _of_dump(self) -> Iterator[tuple[int, list[LogEntry]]]:
@@ -305,7 +336,7 @@ class _Worker:
                 self._report(file.tell(), size)
         found = [dump_changed(each) for each in changed if each.partition in mine]
         if found:
-            _send(self._answers, _PROBLEM, "; ".join(found).encode())
+            self._pipe.send((_PROBLEM, "; ".join(found)))
 
 
 def _lines(file: BinaryIO, mine: Container[int]) -> Iterator[bytes]:

@@ -10,11 +10,10 @@ import json
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
-from kafka_marshal.ui.checkpoints import Moments
 from rationalizer.history import End, LeaseKey, Span
 from rationalizer.limits import MAX_HEARTBEAT_INTERVAL_MS, MAX_KEY_HASH
 
@@ -31,6 +30,15 @@ MOST: Final = 2**62
 BLOCK: Final = 256
 
 _ENDS: Final = tuple(End)
+
+
+def _numbers() -> array[int]:
+    return array("q")
+
+
+def _before(times: Sequence[int], offsets: Sequence[int], at: int, offset: int) -> int:
+    """How many of these ascending places are up to this log time, or (unless −1) up to this offset of their CP."""
+    return bisect_right(times, at) if offset < 0 else bisect_right(offsets, offset)
 
 
 class Names:
@@ -61,6 +69,7 @@ class Names:
         return first, second
 
 
+@dataclass(slots=True)
 class Pulse:
     """Heartbeats of one lease or member; only silences longer than the heartbeat interval are stored.
 
@@ -68,30 +77,27 @@ class Pulse:
     the exact freshness at any moment.
     """
 
-    __slots__ = ("_before", "_begin_offsets", "_begins", "_end_offsets", "_ends", "interval_ms", "last", "last_offset")
-
-    def __init__(self, at: int, interval_ms: int, offset: int) -> None:
-        """at: the log time (ms) of a first beat, at that offset of the CP."""
-        #: A silence is from the last heartbeat before it to the next one.
-        self._begins = array("q")
-        self._ends = array("q")
-        self._begin_offsets = array("q")
-        self._end_offsets = array("q")
-        self.last_offset: int = offset
-        self.last: int = at
-        self.interval_ms: int = interval_ms
-        #: Earlier intervals: (until log time, until offset, interval).
-        self._before: list[tuple[int, int, int]] = []
+    #: The log time (ms) of the last beat, the interval, the beat's offset in the CP.
+    last: int
+    interval_ms: int
+    last_offset: int
+    #: A silence is from the last heartbeat before it to the next one.
+    _begins: array[int] = field(default_factory=_numbers)
+    _ends: array[int] = field(default_factory=_numbers)
+    _begin_offsets: array[int] = field(default_factory=_numbers)
+    _end_offsets: array[int] = field(default_factory=_numbers)
+    #: Earlier intervals: (until log time, until offset, interval).
+    _earlier: list[tuple[int, int, int]] = field(default_factory=list)
 
     def change(self, interval_ms: int, at: int, offset: int) -> None:
         """Set another heartbeat interval from this log time and offset on."""
         if interval_ms != self.interval_ms:
-            self._before.append((at, offset, self.interval_ms))
+            self._earlier.append((at, offset, self.interval_ms))
             self.interval_ms = interval_ms
 
     def interval(self, at: int, offset: int = -1) -> int:
         """Its heartbeat interval (ms) at that log time, or after that offset."""
-        for until, until_offset, interval_ms in self._before:
+        for until, until_offset, interval_ms in self._earlier:
             if (offset < until_offset) if offset >= 0 else (at < until):
                 return interval_ms
         return self.interval_ms
@@ -111,13 +117,12 @@ class Pulse:
 
         offset: after this offset of its CP, at that log time; else after all records of that time.
         """
-        is_placed = offset >= 0
-        if (offset >= self.last_offset) if is_placed else (at >= self.last):
+        if (offset >= self.last_offset) if offset >= 0 else (at >= self.last):
             return at - self.last
-        begins, ends = (self._begin_offsets, self._end_offsets) if is_placed else (self._begins, self._ends)
-        wanted = offset if is_placed else at
-        index = bisect_right(ends, wanted)
-        if index < len(ends) and begins[index] <= wanted:
+        index = _before(self._ends, self._end_offsets, at, offset)
+        if index < len(self._ends) and (
+            self._begin_offsets[index] <= offset if offset >= 0 else self._begins[index] <= at
+        ):
             return at - self._begins[index]
         return 0
 
@@ -132,25 +137,23 @@ class Sample(NamedTuple):
     until: int | None
 
 
+@dataclass(slots=True)
 class Samples:
     """A number over time as stretches with its lowest and highest value, merged as they become many.
 
     It is exact while there are few changes, and from the last change on.
     """
 
-    __slots__ = ("_every_ms", "_last", "_until", "highs", "lows", "offsets", "times")
-
-    def __init__(self) -> None:
-        #: The log time and offset of the change that begins each stretch.
-        self.times: array[int] = array("q")
-        self.offsets: array[int] = array("q")
-        self.lows: array[int] = array("q")
-        self.highs: array[int] = array("q")
-        self._every_ms = 0
-        #: The last stretch takes changes up to this log time.
-        self._until = -1
-        #: The last change: log time, offset, value.
-        self._last = (0, 0, 0)
+    #: The log time and offset of the change that begins each stretch.
+    times: array[int] = field(default_factory=_numbers)
+    offsets: array[int] = field(default_factory=_numbers)
+    lows: array[int] = field(default_factory=_numbers)
+    highs: array[int] = field(default_factory=_numbers)
+    _every_ms: int = 0
+    #: The last stretch takes changes up to this log time.
+    _until: int = -1
+    #: The last change: log time, offset, value.
+    _last: tuple[int, int, int] = (0, 0, 0)
 
     def add(self, at: int, offset: int, value: int) -> None:
         """Set the number from this log time (ms) and offset of its CP on."""
@@ -179,14 +182,36 @@ class Samples:
 
     def at(self, moment: int, offset: int = -1) -> Sample | None:
         """The number after all records up to this log time, or after this offset of its CP; None: not known yet."""
-        wanted, column, last = (moment, self.times, 0) if offset < 0 else (offset, self.offsets, 1)
-        index = bisect_right(column, wanted) - 1
+        index = _before(self.times, self.offsets, moment, offset) - 1
         if index < 0:
             return None
-        if wanted >= self._last[last]:
+        if (moment >= self._last[0]) if offset < 0 else (offset >= self._last[1]):
             return Sample(self._last[2], self._last[2], self._last[0], None)
         until = self.times[index + 1] if index + 1 < len(self.times) else self._last[0]
         return Sample(self.lows[index], self.highs[index], self.times[index], until)
+
+
+class Moments:
+    """Values by the record that set them: ascending in log time and offset. The oldest go when there are too many."""
+
+    __slots__ = ("_most", "offsets", "times", "values")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.times: list[int] = []
+        self.offsets: list[int] = []
+        self.values: list[Any] = []
+
+    def add(self, at: int, offset: int, value: object) -> None:
+        """From this log time (ms) and offset on it is this value."""
+        for column, new in ((self.times, at), (self.offsets, offset), (self.values, value)):
+            column.append(new)  # type: ignore[arg-type]
+            if len(column) > 2 * self._most:
+                del column[: -self._most]
+
+    def before(self, at: int, offset: int = -1) -> int:
+        """How many were set up to this log time, or (unless −1) up to this offset."""
+        return _before(self.times, self.offsets, at, offset)
 
 
 class Series:
@@ -197,25 +222,27 @@ class Series:
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.width_ms: int = 1_000
-        #: The number of the first bucket, by its width; −1: there is none yet.
-        self._first = -1
-        self.sums: dict[str, array[int]] = {name: array("q") for name in names}
+        #: Name → bucket → its sum.
+        self._sums: dict[str, dict[int, int]] = {name: {} for name in names}
+        #: The first and the last bucket; there is none yet if the first is beyond the last.
+        self._first, self._last = 0, -1
 
     @property
     def begin(self) -> int:
         """The log time (ms) at which the first bucket begins; 0: there is none."""
-        return max(0, self._first) * self.width_ms
+        return self._first * self.width_ms
+
+    def lists(self) -> dict[str, list[int]]:
+        """Name → its sums from the first bucket to its last one."""
+        return {
+            name: [sums.get(bucket, 0) for bucket in range(self._first, max(sums, default=-1) + 1)]
+            for name, sums in self._sums.items()
+        }
 
     def add(self, name: str, at: int, amount: int) -> None:
         """Add this amount at that log time (ms), in any order: CPs are read one after the other."""
-        found = self.sums[name]
-        index = at // self.width_ms - self._first
-        if self._first < 0 or not 0 <= index < len(found):
-            self._reach(at)
-            index = max(0, at // self.width_ms) - self._first
-            found = self.sums[name]
-            found.extend([0] * (index + 1 - len(found)))
-        found[index] = min(found[index] + amount, MOST)
+        bucket, sums = self._reach(at), self._sums[name]
+        sums[bucket] = min(sums.get(bucket, 0) + amount, MOST)
 
     def spread(self, name: str, since: int, at: int, amount: int) -> None:
         """Spread this amount evenly between two log times (ms): the work of one report since the last one."""
@@ -235,90 +262,56 @@ class Series:
 
     def absorb(self, other: Series) -> None:
         """Add all sums of another one."""
-        if other._first < 0:
-            return
-        if self._first < 0:
-            self.width_ms = other.width_ms
         while self.width_ms < other.width_ms:
             self._widen()
-        self._reach(other.begin)
-        self._reach(other.begin + (other._length() - 1) * other.width_ms)
-        while other.width_ms < self.width_ms:
-            other._widen()
-        offset = other._first - self._first
-        for name, sums in other.sums.items():
-            found = self.sums[name]
-            found.extend([0] * (offset + len(sums) - len(found)) if sums else [])
-            for index, amount in enumerate(sums, offset):
-                found[index] = min(found[index] + amount, MOST)
+        for name, sums in other._sums.items():
+            for bucket, amount in sums.items():
+                self.add(name, bucket * other.width_ms, amount)
 
-    def _length(self) -> int:
-        return max(map(len, self.sums.values()))
-
-    def _reach(self, at: int) -> None:
-        """Let the buckets cover this log time."""
-        while True:
-            bucket = max(0, at // self.width_ms)
-            begin = bucket if self._first < 0 else min(self._first, bucket)
-            if max(bucket, self._first + self._length() - 1) - begin < MOST_BUCKETS:
-                break
-            self._widen()
-        more = max(0, self._first) - begin
-        if more > 0:
-            for name, sums in self.sums.items():
-                self.sums[name] = array("q", [0] * more) + sums if sums else sums
-        self._first = begin
+    def _reach(self, at: int) -> int:
+        """The bucket of this log time; the buckets reach it from now on."""
+        while not self._first <= (bucket := max(0, at // self.width_ms)) <= self._last:
+            is_first = self._first > self._last
+            first, last = (bucket, bucket) if is_first else (min(self._first, bucket), max(self._last, bucket))
+            if last - first < MOST_BUCKETS:
+                self._first, self._last = first, last
+            else:
+                self._widen()
+        return bucket
 
     def _widen(self) -> None:
         self.width_ms *= 2
-        odd = max(0, self._first) % 2
-        self._first = self._first // 2 if self._first >= 0 else -1
-        for name, sums in self.sums.items():
-            if odd and sums:
-                sums.insert(0, 0)
-            sums.extend([0] * (len(sums) % 2))
-            self.sums[name] = array("q", (min(a + b, MOST) for a, b in zip(sums[::2], sums[1::2], strict=True)))
+        self._first, self._last = self._first // 2, self._last // 2
+        for name, sums in self._sums.items():
+            wide = self._sums[name] = {}
+            for bucket, amount in sums.items():
+                wide[bucket // 2] = min(wide.get(bucket // 2, 0) + amount, MOST)
 
 
+@dataclass(slots=True)
 class KeySpans:
     """All spans of one partition of a group: closed ones by number, in the order of their ends."""
 
-    __slots__ = (
-        "closed",
-        "cp",
-        "is_shared",
-        "key",
-        "open",
-        "owner",
-        "pulse",
-        "reported",
-        "samples",
-        "shares",
-        "stable",
-        "until",
-        "until_offset",
-    )
-
-    def __init__(self, key: LeaseKey, cp: int) -> None:
-        self.key: LeaseKey = key
-        self.cp: int = cp
-        self.closed: array[int] = array("L")
-        #: The log times and offsets of their ends, to look up a moment.
-        self.until: array[int] = array("q")
-        self.until_offset: array[int] = array("q")
-        #: Open spans: one, or several if a coordinated group shares the partition by key.
-        self.open: list[Span] = []
-        #: The number of the open span's owner; −1: it is free, or there is not exactly one span.
-        self.owner: int = -1
-        #: It ever had several owners at once.
-        self.is_shared: bool = False
-        #: Of a lease; in coordinated groups each member has its own.
-        self.pulse: Pulse | None = None
-        self.stable: int = -1
-        #: The log time of the last progress report in a coordinated group.
-        self.reported: int = 0
-        self.samples: Samples = Samples()
-        self.shares: Moments | None = None  # see `shares`
+    key: LeaseKey
+    cp: int
+    closed: array[int] = field(default_factory=_numbers)
+    #: The log times and offsets of their ends, to look up a moment.
+    until: array[int] = field(default_factory=_numbers)
+    until_offset: array[int] = field(default_factory=_numbers)
+    #: Open spans: one, or several if a coordinated group shares the partition by key.
+    open: list[Span] = field(default_factory=list)
+    #: The number of the open span's owner; −1: it is free, or there is not exactly one span.
+    owner: int = -1
+    #: It ever had several owners at once.
+    is_shared: bool = False
+    #: Of a lease; in coordinated groups each member has its own.
+    pulse: Pulse | None = None
+    stable: int = -1
+    #: The log time of the last progress report in a coordinated group.
+    reported: int = 0
+    samples: Samples = field(default_factory=Samples)
+    #: Who shares it, at each change.
+    shares: Moments | None = None
 
     def begin(self, spans: list[Span], owners: Names) -> None:
         """These spans are open from now on."""
@@ -328,7 +321,7 @@ class KeySpans:
 
     def renumber(self, base: int, owners: Sequence[int]) -> None:
         """Its closed spans have moved behind as many others, and owners have other numbers."""
-        self.closed = array("L", (base + each for each in self.closed))
+        self.closed = array("q", (base + each for each in self.closed))
         self.owner = owners[self.owner] if self.owner >= 0 else -1
 
     def absorb(self, other: KeySpans) -> None:
@@ -344,54 +337,61 @@ class KeySpans:
                 setattr(self, name, getattr(other, name))
         self.is_shared = self.is_shared or other.is_shared
         self.until, self.until_offset = (array("q", [each[place] for each in closed]) for place in (0, 1))
-        self.closed = array("L", [each[2] for each in closed])
+        self.closed = array("q", [each[2] for each in closed])
 
     def _since(self) -> tuple[bool, int]:
         """Whether it has an owner, or is free, now; and since when its last span is."""
         last = self.until[-1] if self.until else -1
         return bool(self.open), max([last, *(span.since for span in self.open)])
 
-    def ended(self, at: int, *, by_offset: bool) -> int:
-        """The number of spans that had ended at this log time, or after this offset."""
-        return bisect_right(self.until_offset if by_offset else self.until, at)
+    def ended(self, at: int, offset: int = -1) -> int:
+        """The number of spans that had ended at this log time, or (unless −1) after this offset."""
+        return _before(self.until, self.until_offset, at, offset)
 
 
 def _names_of(span: Span) -> tuple[str, str]:
     return span.client_id, span.instance_id
 
 
-class SpanStore:
-    """Closed spans, one row each in arrays."""
+class Table:
+    """Rows of numbers, each column an array."""
 
-    _COLUMNS: Final = (
-        "owner",
-        "epoch",
-        "since",
-        "since_offset",
-        "until",
-        "until_offset",
-        "last_beat",
-        "interval",
-        "ended",
-        "by",
-        "evictor",
-        "stable",
-        "lo",
-        "hi",
-    )
+    def __init__(self, *columns: str) -> None:
+        self.columns: dict[str, array[int]] = {name: array("q") for name in columns}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def append(self, row: Iterable[int]) -> int:
+        """Add a row, in the order of the columns; its number."""
+        for column, value in zip(self.columns.values(), row, strict=True):
+            column.append(value)
+        return len(self) - 1
+
+    def row(self, number: int) -> dict[str, int]:
+        """The row of this number."""
+        return {name: column[number] for name, column in self.columns.items()}
+
+    def extend(self, other: Table, numbers: Mapping[str, Sequence[int]]) -> None:
+        """Add the rows of another one. numbers: column → the number here for each number there; −1 stays."""
+        for name, column in self.columns.items():
+            found = other.columns[name]
+            if (here := numbers.get(name)) is not None:
+                found = array("q", [here[each] if each >= 0 else -1 for each in found])
+            column.extend(found)
+
+
+class SpanStore(Table):
+    """Closed spans."""
 
     def __init__(self, names: Names, owners: Names) -> None:
         """owners: (client_id, instance_id) by number."""
+        super().__init__(
+            *("owner", "epoch", "since", "since_offset", "until", "until_offset", "last_beat", "interval", "ended"),
+            *("by", "evictor", "stable", "lo", "hi"),
+        )
         self.names = names
         self.owners = owners
-        self.columns: dict[str, array[int]] = {name: array("q") for name in self._COLUMNS}
-        self.owner: array[int] = self.columns["owner"]
-        self.interval: array[int] = self.columns["interval"]
-        self.since: array[int] = self.columns["since"]
-        self.since_offset: array[int] = self.columns["since_offset"]
-
-    def __len__(self) -> int:
-        return len(self.owner)
 
     def close(self, found: KeySpans, span: Span, interval_ms: int) -> None:
         """Store a closed span of this partition."""
@@ -412,22 +412,14 @@ class SpanStore:
             span.lo,
             span.hi,
         )
-        for column, value in zip(self.columns.values(), row, strict=True):
-            column.append(value)
-        found.closed.append(len(self) - 1)
+        found.closed.append(self.append(row))
         found.until.append(span.until or 0)
         found.until_offset.append(span.until_offset or 0)
         found.is_shared = found.is_shared or span.hi - span.lo != MAX_KEY_HASH
 
-    def absorb(self, other: SpanStore, names: Sequence[int], owners: Sequence[int]) -> None:
-        """Take over the spans of another one, behind these. names, owners: the numbers of the other's here."""
-        tables = {"owner": owners, "by": names, "evictor": names}
-        for name, column in self.columns.items():
-            column.extend(_renumbered(other.columns[name], tables.get(name)))
-
     def span(self, number: int, key: LeaseKey, is_lease: bool) -> Span:
         """A closed span."""
-        row = {name: column[number] for name, column in self.columns.items()}
+        row = self.row(number)
         held = row["owner"] >= 0
         span = Span(
             key,
@@ -448,35 +440,11 @@ class SpanStore:
         return span
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One record that is more than a sign of life."""
-
-    number: int
-    time: int
-    cp: int
-    offset: int
-    group: str
-    client: str
-    type: str
-    code: str
-    accepted: bool
-    #: The number of spans that it began.
-    changed: int
-    topic: str
-    partition: int | None
-    what: str
-    why: str
-
-
-class Events:
+class Events(Table):
     """Records that are more than signs of life: numbers in arrays, words in compressed blocks."""
 
-    _COLUMNS: Final = ("time", "cp", "offset", "group", "client", "type", "code", "accepted", "changed", "key")
-
-    def __init__(self, names: Names) -> None:
-        self.names = names
-        self.columns: dict[str, array[int]] = {name: array("q") for name in self._COLUMNS}
+    def __init__(self) -> None:
+        super().__init__("time", "cp", "offset", "group", "client", "type", "code", "accepted", "changed", "key")
         self.time: array[int] = self.columns["time"]
         #: (topic, partition) by number.
         self.places: list[tuple[str, int]] = []
@@ -489,9 +457,6 @@ class Events:
         #: Selection → group → CP → numbers of events, ascending in time; group "": events without a group.
         self.lists: dict[str, dict[str, dict[int, array[int]]]] = {"all": {}, "changed": {}, "rejected": {}}
 
-    def __len__(self) -> int:
-        return len(self.time)
-
     def place(self, topic: str, partition: int) -> int:
         """The number of a partition."""
         found = self._place_numbers.get((topic, partition))
@@ -502,9 +467,7 @@ class Events:
 
     def add(self, group: str, row: tuple[int, ...], what: str, why: str) -> None:
         """row: the columns in their order, `group`, `client`, `type` and `code` as numbers of names."""
-        number = len(self)
-        for column, value in zip(self.columns.values(), row, strict=True):
-            column.append(value)
+        number = self.append(row)
         changed, accepted = self.columns["changed"][-1], self.columns["accepted"][-1]
         for which, is_one in (("all", True), ("changed", changed), ("rejected", not accepted)):
             if is_one:
@@ -524,9 +487,7 @@ class Events:
         self._close_block()
         other._close_block()
         base, places = len(self), [self.place(*each) for each in other.places]
-        tables = {**dict.fromkeys(("group", "client", "type", "code"), names), "key": places}
-        for name, column in self.columns.items():
-            column.extend(_renumbered(other.columns[name], tables.get(name)))
+        self.extend(other, {**dict.fromkeys(("group", "client", "type", "code"), names), "key": places})
         self._blocks += other._blocks
         self._firsts.extend(base + each for each in other._firsts)
         for which, groups in other.lists.items():
@@ -534,28 +495,13 @@ class Events:
                 found = self.lists[which].setdefault(group, {})
                 found.update({cp: array("L", (base + each for each in numbers)) for cp, numbers in by_cp.items()})
 
-    def __getitem__(self, number: int) -> Event:
-        row = {name: column[number] for name, column in self.columns.items()}
-        what, why = self._words_of(number)
-        topic, partition = self.places[row["key"]] if row["key"] >= 0 else ("", None)
-        return Event(
-            number,
-            row["time"],
-            row["cp"],
-            row["offset"],
-            self.names[row["group"]],
-            self.names[row["client"]],
-            self.names[row["type"]],
-            self.names[row["code"]],
-            bool(row["accepted"]),
-            row["changed"],
-            topic,
-            partition,
-            what,
-            why,
-        )
+    def place_of(self, number: int) -> tuple[str, int | None]:
+        """The topic and the partition that an event is about; ("", None): it is about none."""
+        key = self.columns["key"][number]
+        return self.places[key] if key >= 0 else ("", None)
 
-    def _words_of(self, number: int) -> tuple[str, str]:
+    def words_of(self, number: int) -> tuple[str, str]:
+        """What an event was, and why."""
         block = bisect_right(self._firsts, number) - 1
         if number >= len(self) - len(self._words):
             return self._words[number - len(self)]
@@ -591,8 +537,3 @@ class Events:
                 yield chosen, bisect_right(chosen, offset, key=self.columns["offset"].__getitem__)
             else:
                 yield chosen, bisect_right(chosen, at, key=self.time.__getitem__)
-
-
-def _renumbered(column: array[int], table: Sequence[int] | None) -> array[int]:
-    """A column with other numbers; −1 stays."""
-    return column if table is None else array("q", [table[each] if each >= 0 else -1 for each in column])

@@ -1,8 +1,10 @@
-"""The file in which a page keeps its history of a log between starts.
+"""A history as bytes, for the file in which a page keeps it between starts and for other processes.
 
-    {"format": …, "release": …, "code": …, "topic_id": …, "partitions": …, "begins": […],
-     "next": […], "bytes": …}, a line
-    the history (`packing`)
+The bytes are a pickle that can make the classes below and nothing else: reading runs no code that the bytes name. The
+state of coordination partitions is in it as snapshots (S1), and is judged as these are. The file:
+
+    {"format": …, "release": …, "code": …, "topic_id": …, "partitions": …, "begins": […]}, a line
+    the history
     32 hex digits: XXH3-128 of all before
 
 It is a copy of what the log says, and is used only if nothing about it is in doubt: it is whole, this release wrote it,
@@ -11,23 +13,38 @@ and its last records are in the log as they were. Else the log is folded from it
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import logging
 import os
+import pickle
 import stat
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from xxhash import xxh3_128_hexdigest
 
+import rationalizer
+from kafka_marshal import observe, ui
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.files import file_beside
 from kafka_marshal.instance import release
 from kafka_marshal.logs import log
+from kafka_marshal.observe.checkpoints import Answer, CheckpointHistory, Cut, Ended, OpenBarrier, Taken, WentBack
 from kafka_marshal.observe.log import Log
-from kafka_marshal.ui.fold import History, hash_of
-from kafka_marshal.ui.packing import UnpackError, code_digest, pack, unpack
+from kafka_marshal.ui.fold import CutPiece, GroupHistory, History, Mark, Marks, Pausing, Rebalanced, Waiting, hash_of
+from kafka_marshal.ui.index import Events, KeySpans, Moments, Names, Pulse, Samples, Series, SpanStore
+from rationalizer.groups.group import Member
+from rationalizer.groups.history import Assignments, Moved, Rebalance
+from rationalizer.groups.pieces import Piece
+from rationalizer.history import End, Owners, Span
 
 FORMAT: Final = "kafka-marshal page index 1"
 
@@ -42,6 +59,70 @@ _DIGEST_BYTES: Final = 32
 
 #: Bytes of a topic's name in the file's name, which may have 255.
 _MOST_NAME: Final = 120
+
+#: Level 1 of zlib: a fifth of the size for a second of 10,000,000 records.
+_LEVEL: Final = 1
+
+#: What the bytes of a history are of.
+_KINDS: Final[Mapping[tuple[str, str], type[Any]]] = {
+    (kind.__module__, kind.__name__): kind
+    for kind in (
+        *(History, Events, KeySpans, Moments, Names, Pulse, Samples, Series, SpanStore, array),
+        *(GroupHistory, Pausing, Rebalanced, Waiting, Marks, Mark, CutPiece),
+        *(CheckpointHistory, OpenBarrier, Answer, Taken, Ended, WentBack, Cut),
+        *(Assignments, Rebalance, Moved, Member, Piece, Owners, Span, End),
+    )
+}
+
+
+class UnpackError(ValueError):
+    """These bytes are of no history that this release has folded."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("array", "_array_reconstructor"):
+            return super().find_class(module, name)
+        if (module, name) not in _KINDS:
+            raise UnpackError(f"it names {module}.{name}, which is no part of a history")
+        return _KINDS[module, name]
+
+
+def pack(history: History) -> bytes:
+    """The history as bytes. Questions wait meanwhile, but not for its compression (*blocking*)."""
+    with history.asking():
+        packed = pickle.dumps(history, protocol=5)
+    return zlib.compress(packed, _LEVEL)
+
+
+def unpack(packed: bytes) -> History:
+    """The history that was packed. Raises UnpackError."""
+    try:
+        found = _Unpickler(io.BytesIO(zlib.decompress(packed))).load()
+    except UnpackError:
+        raise
+    except Exception as error:  # whatever the bytes lead to: they are of no history
+        raise UnpackError(f"it can't be read ({type(error).__name__}: {error})") from error
+    if not isinstance(found, History):
+        raise UnpackError("it is no history")
+    return found
+
+
+@cache
+def code_digest() -> str:
+    """The digest of what folds and packs: this release, the interpreter, and the code as this process began it."""
+    found = hashlib.sha256(f"{release()} {sys.version_info[:2]}".encode())
+    for package in (rationalizer, observe, ui):
+        for path in sorted(_code_of(Path(str(package.__file__)).parent)):
+            found.update(path.name.encode() + path.read_bytes())
+    return found.hexdigest()[:32]
+
+
+def _code_of(folder: Path) -> Iterable[Path]:
+    return (path for pattern in ("*.py", "*.so") for path in folder.rglob(pattern))
+
+
+# -- the file ----------------------------------------------------------------------------------------------------
 
 
 class DoubtError(Exception):
@@ -103,12 +184,7 @@ class KeptIndex:
             self._failed = True
             self._say("index_not_kept", f"it has {len(packed):,} bytes, and at most {MOST_BYTES:,} are kept")
             return
-        header = {
-            **self._expected(history),
-            "begins": sorted(self._begins.items()),
-            "next": sorted(saved.items()),
-            "bytes": len(packed),
-        }
+        header = {**self._expected(history), "begins": sorted(self._begins.items())}
         content = json.dumps(header).encode() + b"\n" + packed
         try:
             if self._is_default:
@@ -155,19 +231,14 @@ class KeptIndex:
         line, _, packed = body.partition(b"\n")
         try:
             header: dict[str, Any] = json.loads(line)
-            begins, places = ({int(cp): int(offset) for cp, offset in header[name]} for name in ("begins", "next"))
-            size = header["bytes"]
+            begins = {int(cp): int(offset) for cp, offset in header["begins"]}
         except (ValueError, TypeError, AttributeError, KeyError):
             raise DoubtError("it is no index of a page") from None
         for name, value in self._expected(live).items():
             if header.get(name) != value:
                 raise DoubtError(f"its {name} is {header.get(name)!r}, not {value!r}")
-        if size != len(packed):
-            raise DoubtError("it is cut")
         history = unpack(packed)
-        if _next(history) != places:
-            raise DoubtError("its offsets are not those of what it has")
-        if any(live.starts[cp] < begins.get(cp, 0) for cp in places):
+        if any(live.starts[cp] < begins.get(cp, 0) for cp in history.worlds):
             raise DoubtError("the log reaches further back than when it was written: it is shown with its archive now")
         self._begins = begins
         return history

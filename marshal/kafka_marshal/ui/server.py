@@ -1,20 +1,23 @@
-"""HTTP: the page and its files, answers in JSON, and server-sent events.
-
-A page of another site can send requests to 127.0.0.1, and read the answers through a name that it points there (DNS
-rebinding). So `Host` must be one of our names, and requests that change something must come from our page (`Guard`).
-"""
+"""The page's server: the page and its files, answers in JSON, server-sent events; which requests are allowed."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
 import json
+import signal
+import socket
+import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from shlex import quote
+from types import FrameType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
@@ -28,15 +31,25 @@ from kafka_marshal.admin.stored_message import StoredMessage
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.instance import release
 from kafka_marshal.logs import visible
+from kafka_marshal.observe.log import Source
 from kafka_marshal.observe.payload import MOST_BYTES, short, shown
 from kafka_marshal.observe.text import no_group
 from kafka_marshal.ports import TopicPartition
-from kafka_marshal.ui import happened, moments
-from kafka_marshal.ui.archive import Archive, NotReadError
+from kafka_marshal.ui import moments
+from kafka_marshal.ui.archive import Archive, NotReadError, read_around_moments, read_dump, read_kafka
 from kafka_marshal.ui.fold import GroupHistory, History
+from kafka_marshal.ui.kept import KeptIndex
 from kafka_marshal.ui.live import Live
 from kafka_marshal.ui.moments import Moment
 from kafka_marshal.ui.steering import ACTIONS, Steering
+from rationalizer.dump import DumpError
+
+#: Returns the message of a data partition at an offset (*blocking*).
+ReadMessage = Callable[[TopicPartition, int], StoredMessage]
+
+STATIC: Final = Path(__file__).parent / "static"
+
+TOKEN_HEADER: Final = "X-Kafka-Marshal-Token"  # noqa: S105  (its name)
 
 #: Nothing from other sites, and only the scripts and styles of the page.
 POLICY: Final = (
@@ -54,90 +67,27 @@ _HEADERS: Final = {
     "Cache-Control": "no-store",
 }
 
-
-def _name_of(host: str) -> str:
-    """The name without its port, in lower case."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
-        return ""
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-class Guard:
-    """An ASGI application around another one: refuses foreign hosts and origins, adds headers to all answers."""
-
-    def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
-        """names: of this server, besides localhost and its addresses."""
-        self._app = app
-        self._names = {"localhost", *(name.lower() for name in names)}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
-                    headers[name] = value
-            await send(message)
-
-        problem = self._problem(scope["method"], scope["path"], Headers(scope=scope))
-        if problem:
-            await JSONResponse({"error": problem}, 403)(scope, receive, send_with_headers)
-            return
-        await self._app(scope, receive, send_with_headers)
-
-    def _problem(self, method: str, path: str, headers: Headers) -> str:
-        """Why this request is refused; "": it is allowed."""
-        host = headers.get("host", "")
-        name = _name_of(host)
-        # An address is safe: no other site can point a name at it.
-        if name not in self._names and not _is_address(name):
-            return (
-                f"This server is not called {name!r}. Start kafka-marshal ui with --allow-host {quote(name)} if it is."
-            )
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
-            return "This request comes from a page of another site."
-        # Any site may link to the page itself.
-        if path != "/" and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            return "This request comes from a page of another site."
-        if method not in ("GET", "HEAD"):
-            if origin is None:
-                return "This request does not say which page it comes from."
-            if headers.get("content-type", "").partition(";")[0] != "application/json":
-                return "This request is not JSON."
-        return ""
-
-
-# -- allowed requests: those of the page that this server sent -----------------------------------------------
-
-#: Returns the message of a data partition at an offset (*blocking*).
-ReadMessage = Callable[[TopicPartition, int], StoredMessage]
-
-STATIC: Final = Path(__file__).parent / "static"
-
-TOKEN_HEADER: Final = "X-Kafka-Marshal-Token"  # noqa: S105  (its name)
-
 #: An idle stream sends a comment at this interval (s), so that each end notices if the other is gone.
 KEEP_ALIVE_S: Final = 15.0
 
 #: The least time between two sends (s).
 PACE_S: Final = 0.25
 
+#: The interval at which threads take turns: a request does not wait long for the thread that reads the history.
+SWITCH_S: Final = 0.001
+
+#: Reading threads have this long to end (s); then the process ends without them.
+JOIN_S: Final = 5.0
+
 #: The most rows of a list in one request.
 MOST_ROWS: Final = 500
+
+
+#: The methods of `Page` that answer below /api/.
+ANSWERS: Final = (
+    *("log", "state", "partition", "message", "sharing", "open_message", "events", "rebalances", "checkpoints"),
+    *("timeline", "diff", "near", "jobs"),
+)
 
 
 class Page:
@@ -199,7 +149,7 @@ class Page:
             raise ValueError("which partition? Say topic and partition.")
         with history.asking():
             found = moments.detail(history, group, place, moment)
-            found["events"] = happened.events(history, group.name, moment, "all", place, 20)
+            found["events"] = moments.events(history, group.name, moment, "all", place, 20)
         if self.live is not None and "at" not in request.query_params and group.name in self.live.groups:
             found["text"] = self.live.sharing(group.name, place)["text"] or found["text"]
         return found
@@ -237,26 +187,26 @@ class Page:
         if which not in ("all", "changed", "rejected"):
             raise ValueError(f"only: all, changed or rejected, not {visible(which)!r}")
         with history.asking():
-            return {"events": happened.events(history, group.name, moment, which, _place(request), _limit(request))}
+            return {"events": moments.events(history, group.name, moment, which, _place(request), _limit(request))}
 
     def rebalances(self, request: Request) -> dict[str, Any]:
         """The last rebalances up to a moment."""
         history, group, moment = self._asked(request)
         with history.asking():
-            return {"rebalances": happened.rebalances(history, group, moment, min(50, _limit(request)))}
+            return {"rebalances": moments.rebalances(history, group, moment, min(50, _limit(request)))}
 
     def checkpoints(self, request: Request) -> dict[str, Any]:
         """The last checkpoints up to a moment, and what the newest of them had of each piece."""
         history, group, moment = self._asked(request)
         with history.asking():
-            return happened.checkpoints(group, moment, min(50, _limit(request)))
+            return moments.checkpoints(group, moment, min(50, _limit(request)))
 
     def timeline(self, request: Request) -> dict[str, Any]:
         """A group over its whole history, with the lag since the server started."""
         name = _group_name(request)
         history, group = self._group(name, None)
         with history.asking():
-            found = happened.timeline(group, self._known_until(history))
+            found = moments.timeline(group, self._known_until(history))
         points = [] if self.live is None else list(self.live.points.get(name, ()))
         found["lag"] = [[at, lag, rate] for at, lag, rate in points]
         return found
@@ -279,7 +229,7 @@ class Page:
         forward = request.query_params.get("direction") != "back"
         while True:
             with history.asking():
-                found = happened.neighbour(history, group.name, moment, forward=forward)
+                found = moments.neighbour(history, group.name, moment, forward=forward)
             further = None if found is not None else self.archive.beyond(history, forward=forward)
             if further is None:
                 return {"event": found}
@@ -378,6 +328,79 @@ def _limit(request: Request) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"limit: a number is wanted, not {visible(text)!r}")
     return min(MOST_ROWS, int(text))
+
+
+# -- which requests are allowed ---------------------------------------------------------------------------------
+
+
+def _name_of(host: str) -> str:
+    """The name without its port, in lower case."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class Guard:
+    """An ASGI application around another one: refuses foreign hosts and origins, adds headers to all answers.
+
+    A page of another site can send requests to 127.0.0.1, and read the answers through a name that it points there (DNS
+    rebinding). So `Host` must be one of our names, and requests that change something must come from our page.
+    """
+
+    def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
+        """names: of this server, besides localhost and its addresses."""
+        self._app = app
+        self._names = {"localhost", *(name.lower() for name in names)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        problem = self._problem(scope["method"], scope["path"], Headers(scope=scope))
+        if problem:
+            await JSONResponse({"error": problem}, 403)(scope, receive, send_with_headers)
+            return
+        await self._app(scope, receive, send_with_headers)
+
+    def _problem(self, method: str, path: str, headers: Headers) -> str:
+        """Why this request is refused; "": it is allowed."""
+        host = headers.get("host", "")
+        name = _name_of(host)
+        # An address is safe: no other site can point a name at it.
+        if name not in self._names and not _is_address(name):
+            return (
+                f"This server is not called {name!r}. Start kafka-marshal ui with --allow-host {quote(name)} if it is."
+            )
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+            return "This request comes from a page of another site."
+        # Any site may link to the page itself.
+        if path != "/" and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return "This request comes from a page of another site."
+        if method not in ("GET", "HEAD"):
+            if origin is None:
+                return "This request does not say which page it comes from."
+            if headers.get("content-type", "").partition(";")[0] != "application/json":
+                return "This request is not JSON."
+        return ""
 
 
 # -- routes ------------------------------------------------------------------------------------------------------
@@ -491,7 +514,7 @@ class _Stream:
             with history.asking():
                 ends = {cp: world.next_offset for cp, world in history.worlds.items()}
                 if self._sent:
-                    events = happened.events_since(history, self._group, self._sent)
+                    events = moments.events_since(history, self._group, self._sent)
                     found += [f"event: happened\ndata: {json.dumps(each)}\n\n" for each in events]
                 self._sent = ends
             found.append(f"id: {'-'.join(str(ends[cp]) for cp in sorted(ends))}\nevent: upto\ndata: {{}}\n\n")
@@ -525,27 +548,110 @@ def application(
         last_id = request.headers.get("last-event-id", "")
         return StreamingResponse(_Stream(page, group, last_id).lines(), media_type="text/event-stream")
 
-    answers: dict[str, Callable[[Request], Any]] = {
-        "log": page.log,
-        "state": page.state,
-        "partition": page.partition,
-        "message": page.message,
-        "sharing": page.sharing,
-        "open-message": page.open_message,
-        "events": page.events,
-        "rebalances": page.rebalances,
-        "checkpoints": page.checkpoints,
-        "timeline": page.timeline,
-        "diff": page.diff,
-        "near": page.near,
-        "jobs": page.jobs,
-    }
     routes = [
         Route("/", index),
-        *(Route(f"/api/{name}", _get(answer)) for name, answer in answers.items()),
+        *(Route(f"/api/{name.replace('_', '-')}", _get(getattr(page, name))) for name in ANSWERS),
         Route("/api/live", stream),
         Route("/api/plan", _post(page.plan), methods=["POST"]),
         Route("/api/carry-out", _post(page.carry_out), methods=["POST"]),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     return Guard(Starlette(routes=routes), names)
+
+
+# -- the server and its threads --------------------------------------------------------------------------------
+
+
+class Serving:
+    """One server, from its first thread to its end."""
+
+    def __init__(self, stack: ExitStack, archive: Archive) -> None:
+        """stack: ends the threads."""
+        sys.setswitchinterval(SWITCH_S)
+        self.archive = archive
+        self.live: Live | None = None
+        self._stack = stack
+        self._stop = threading.Event()
+        self._failed: list[Exception] = []
+        self._server: uvicorn.Server | None = None
+
+    def start_live(self, source: Source, kept: KeptIndex | None = None) -> None:
+        """Read the log of a cluster, from now on. kept: the file of its history."""
+        self.archive.kept = kept
+        live = self.live = Live(source, self.archive)
+        for thread in (
+            threading.Thread(target=live.run, args=(self._stop,), name="kafka-marshal-live", daemon=True),
+            threading.Thread(
+                target=read_kafka, args=(self.archive, source, self._stop), name="kafka-marshal-history", daemon=True
+            ),
+            threading.Thread(
+                target=read_around_moments,
+                args=(self.archive, source, self._stop),
+                name="kafka-marshal-moments",
+                daemon=True,
+            ),
+        ):
+            thread.start()
+            self._stack.callback(thread.join, JOIN_S)
+        self._stack.callback(self._stop.set)
+
+    def start_dump(self, path: Path) -> None:
+        """Read a dump. Raises DumpError, OSError if it is not one."""
+        begun = threading.Event()
+        self.archive.on_change = begun.set
+
+        def read() -> None:
+            try:
+                with path.open("rb") as file:
+                    read_dump(self.archive, file, self._stop)
+            except (DumpError, OSError) as error:
+                self._failed.append(error)
+                self._end()
+            finally:
+                begun.set()
+
+        threading.Thread(target=read, name="kafka-marshal-dump", daemon=True).start()
+        self._stack.callback(self._stop.set)
+        begun.wait()
+        if self.archive.whole is None:
+            raise self._failed[0]
+
+    def run(self, app: ASGIApp, listener: socket.socket) -> None:
+        """Serve until Ctrl-C or SIGTERM; both end it in order. Raises what reading a dump raised (*blocking*)."""
+        server = self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=1,
+                server_header=False,
+            )
+        )
+        if self._failed:
+            raise self._failed[0]
+
+        def end(number: int, frame: FrameType | None) -> None:
+            self._end()
+
+        before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            server.capture_signals = _no_signals  # type: ignore[method-assign, assignment]
+            server.run(sockets=[listener])
+        finally:
+            for number, handler in before.items():
+                with suppress(TypeError):
+                    signal.signal(number, handler)
+        if self._failed:
+            raise self._failed[0]
+
+    def _end(self) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
+        if self.live is not None:
+            self.live.end()
+
+
+def _no_signals() -> nullcontext[None]:
+    """uvicorn would raise the signal again after its end, and the command would be interrupted."""
+    return nullcontext()
