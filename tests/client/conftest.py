@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
@@ -20,6 +20,10 @@ from confluent_kafka.cimpl import NewPartitions
 from kafka_marshal import Consumer, Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.node.coordination_topic import create_topic
+
+if TYPE_CHECKING:
+    from tests.client.plant import Plant
+    from tests.client.running import Crew
 
 HI = 600
 
@@ -133,6 +137,24 @@ class Scene:
 @pytest.fixture
 def scene(kafka_bootstrap: str, topic_factory: Callable[..., str]) -> Iterator[Scene]:
     made = Scene(kafka_bootstrap, topic_factory)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def crew(kafka_bootstrap: str, topic_factory: Callable[..., str]) -> Iterator[Crew]:
+    from tests.client.running import Crew
+
+    made = Crew(kafka_bootstrap, topic_factory)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def plant() -> Iterator[Plant]:
+    from tests.client.plant import Plant
+
+    made = Plant()
     yield made
     made.close()
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from kafka_marshal import Attempt, Consumer, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
@@ -60,13 +57,6 @@ class Plant:
     def close(self) -> None:
         for each in self._members:
             each.close(5.0)
-
-
-@pytest.fixture
-def plant() -> Iterator[Plant]:
-    made = Plant()
-    yield made
-    made.close()
 
 
 def copy(message: Any) -> None:

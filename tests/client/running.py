@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-import pytest
 from confluent_kafka import Producer
 
 from kafka_marshal import Consumer, Marshal, Retry
@@ -33,13 +32,6 @@ class Crew(Groups):
             return made.marshal, made.consumer
         member = self.member(client_id)
         return member, member.consumer([topic], **options)
-
-
-@pytest.fixture
-def crew(kafka_bootstrap: str, topic_factory: Callable[..., str]) -> Iterator[Crew]:
-    made = Crew(kafka_bootstrap, topic_factory)
-    yield made
-    made.close()
 
 
 def places(count: int, partition: int = 0) -> set[tuple[int, int]]:

@@ -431,24 +431,6 @@ def test_two_lives_of_one_client_id(groups: Groups) -> None:
     assert len(third.take(10)) == 10
 
 
-def test_a_handler_that_hangs_costs_the_membership(groups: Groups) -> None:
-    topic = groups.topic(2, 10)
-    lost: list[Piece] = []
-    a = groups.joined("a", topic, handler_timeout=0.5, on_lost=lambda _, pieces: lost.extend(pieces))
-    b = groups.joined("b", topic)
-    await_shared(2, a, b)
-    mine = a.has()
-    message = a.consumer.poll(20)
-    assert message is not None
-    await_shared(2, b)
-    wait_until(lambda: [piece[:2] for piece in lost] == mine)
-    assert a.consumer.state == "STARTUP"
-    b.take(20)
-    a.consumer.done(message)
-    assert a.consumer.ignored_done == 1
-    await_shared(2, a, b)
-
-
 MESSAGES = 300
 
 

@@ -13,9 +13,9 @@ from kafka_marshal.observe import problems
 from tests.cli.conftest import command, environment
 from tests.cli.harness import Command
 from tests.client.conftest import wait_until
-from tests.client.running import QUICK, Crew, Running, crew, publish
+from tests.client.running import QUICK, Crew, Running, publish
 
-__all__ = ["command", "crew", "environment"]
+__all__ = ["command", "environment"]
 
 
 def check(command: Command, crew: Crew) -> str:

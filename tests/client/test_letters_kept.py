@@ -14,10 +14,8 @@ from confluent_kafka import TopicPartition
 from kafka_marshal import Admin, Attempt, Retry
 from kafka_marshal.adapters.message import UNREADABLE, headers_of, mend
 from tests.client.conftest import wait_until
-from tests.client.running import HOW, Crew, crew, done_of
+from tests.client.running import HOW, Crew, done_of
 from tests.raw_producer import produce_raw
-
-__all__ = ["crew"]
 
 LATIN = "Größe".encode("latin-1")
 SHOWN = "Gr\\xf6\\xdfe"

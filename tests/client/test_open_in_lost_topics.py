@@ -16,9 +16,9 @@ from kafka_marshal.testing import LocalBroker
 from tests.cli.conftest import command, environment
 from tests.cli.harness import Command
 from tests.client.conftest import Scene, wait_until
-from tests.client.running import Crew, crew, publish
+from tests.client.running import Crew, publish
 
-__all__ = ["command", "crew", "environment"]
+__all__ = ["command", "environment"]
 
 Made = Callable[[Marshal, str], Consumer]
 

@@ -15,10 +15,10 @@ from rationalizer.limits import MAX_HOLES
 from tests.cli.conftest import command, environment
 from tests.cli.harness import Command
 from tests.client.conftest import wait_until
-from tests.client.running import Crew, crew, publish
+from tests.client.running import Crew, publish
 from tests.rationalizer.small_limits import small_limits
 
-__all__ = ["command", "crew", "environment"]
+__all__ = ["command", "environment"]
 
 LIMIT = 4
 

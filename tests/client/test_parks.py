@@ -9,9 +9,7 @@ import pytest
 
 from kafka_marshal import Admin, Attempt
 from tests.client.conftest import Worker, wait_until
-from tests.client.running import HOW, KINDS, QUICK, Crew, Handlers, Running, crew, done_of, places, publish
-
-__all__ = ["crew"]
+from tests.client.running import HOW, KINDS, QUICK, Crew, Handlers, Running, done_of, places, publish
 
 
 class Bad:

@@ -13,11 +13,9 @@ from kafka_marshal import Admin, Attempt, GroupConsumer, Retry, aio
 from rationalizer import ConfigureGroup, Upgrade, key_hash
 from rationalizer.levels import SHARING_LEVEL
 from tests.client.conftest import HI, wait_until
-from tests.client.running import Crew, Running, crew, publish
+from tests.client.running import Crew, Running, publish
 from tests.client.test_group import CPS
 from tests.client.test_parks import parked
-
-__all__ = ["crew"]
 
 MESSAGES = 40
 KEYS = [f"k{number}" for number in range(MESSAGES)]

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from tests.client.conftest import HI, wait_until
-from tests.client.running import HOW, KINDS, Crew, Handlers, Running, crew, places, publish
-
-__all__ = ["crew"]
+from tests.client.running import HOW, KINDS, Crew, Handlers, Running, places, publish
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,14 +21,10 @@ from tests.client.running import (
     Handlers,
     Running,
     consumer_again,
-    crew,
     done_of,
     places,
     publish,
 )
-
-__all__ = ["crew"]
-
 
 # Order, and all of it.
 

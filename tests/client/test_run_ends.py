@@ -20,14 +20,10 @@ from tests.client.running import (
     Crew,
     Handlers,
     Running,
-    crew,
     done_of,
     places,
     publish,
 )
-
-__all__ = ["crew"]
-
 
 # Handlers that take too long.
 
@@ -60,38 +56,6 @@ def test_a_thread_that_hangs_costs_the_lease_and_when_that_is_back_its_key_waits
     assert running.ended() is None
     handlers.check_order()
     assert handlers.of("begin", "stuck") == [(0, 0), (0, 0), (0, 1)]
-
-
-def test_one_that_hangs_costs_no_other_partition_while_all_others_fail(crew: Crew) -> None:
-    """With enough in flight nothing more is fetched and nothing is done, yet its handlers are alive."""
-    topic = crew.topic(2)
-    publish(crew, topic, ["stuck"])
-    publish(crew, topic, [f"k{x}" for x in range(300)], 1)
-    is_bad = [True]
-
-    def act(_message: Any) -> None:
-        threading.Event().wait(0.05)
-        if is_bad:
-            raise ZeroDivisionError
-
-    handlers = Handlers("threads", act)
-    gate = handlers.gate("stuck")
-    lost = threading.Event()
-    revoked: list[Any] = []
-    a, consumer = crew.consumer(
-        "a", topic, handler_timeout=0.5, on_lost=lambda *_: lost.set(), on_revoke=lambda _, found: revoked.extend(found)
-    )
-    running = Running(consumer, handlers, concurrency=2, retry=Retry(1_000, (0.0, 0.0)))
-    assert lost.wait(20)
-    failed = len(handlers.of("failed"))
-    wait_until(lambda: len(handlers.of("failed")) > failed + 40, 180)
-    assert not revoked
-    is_bad.clear()
-    handlers.act = lambda message: None
-    handlers.await_ended(places(300, 1))
-    gate.set()
-    a.stop()
-    assert running.ended() is None
 
 
 def test_a_coroutine_that_takes_too_long_is_cancelled_as_a_failure(crew: Crew) -> None:

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.client.conftest import HI, Worker, wait_until
-from tests.client.running import KINDS, Crew, crew, publish
+from tests.client.running import KINDS, Crew, publish
 from tests.client.test_group import SESSION
-
-__all__ = ["crew"]
 
 
 class Zombie(Worker):

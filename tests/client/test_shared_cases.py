@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from kafka_marshal import Marshal, SharedBatch
 from kafka_marshal.testing import RunningKafka
@@ -86,27 +84,6 @@ def two_with_a_batch(scene: Scene, loop: Make) -> tuple[list[Loop], int]:
         end += 10
         time.sleep(0.1)
     return members, end
-
-
-def test_what_retention_took_of_a_batch_is_settled_at_once_and_reported(scene: Scene, loop: Make) -> None:
-    """U9: of a batch that another member had."""
-    topic = scene.topic(1, 20)
-    first = loop("a", topic)
-    first.gate.clear()  # before it has joined
-    wait_until(lambda: first.batches)
-    first.marshal.terminate()
-    had = first.batches[-1]
-    scene.publish(topic, 1, 30)
-    start = had.last + 5
-    admin = AdminClient({"bootstrap.servers": scene.bootstrap})
-    for future in admin.delete_records([TopicPartition(topic, 0, start)]).values():
-        future.result(20)
-    second = loop("b", topic)
-    wait_until(lambda: second.offsets == set(range(start, 50)))
-    wait_until(lambda: holes(second.marshal) == [])
-    gaps = second.consumer._engine.positions.gaps
-    gone = {offset for _, low, high in gaps for offset in range(low, high + 1)}
-    assert set(range(had.first, start)) <= gone
 
 
 def test_an_outage_longer_than_two_heartbeat_intervals_with_batches_in_flight(

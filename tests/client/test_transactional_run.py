@@ -23,12 +23,10 @@ from kafka_marshal.client.dead_letters import DeadLetter
 from kafka_marshal.instance import release
 from kafka_marshal.node.record_file import RECORD
 from tests.client.conftest import wait_until
-from tests.client.plant import DEAD, IN, OUT, Plant, copy, plant
-from tests.client.running import HOW, KINDS, LONG_S, QUICK, Crew, Handlers, Running, crew, done_of, publish
+from tests.client.plant import DEAD, IN, OUT, Plant, copy
+from tests.client.running import HOW, KINDS, LONG_S, QUICK, Crew, Handlers, Running, done_of, publish
 from tests.engine.replay import Replay, read_lines
 from tests.faults.stories import GROUP, HI
-
-__all__ = ["crew", "plant"]
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -11,9 +11,7 @@ from kafka_marshal import Admin, Retry
 from kafka_marshal.engine.work.copies import Copy
 from kafka_marshal.node.coordination_topic import create_topic
 from tests.client.conftest import wait_until
-from tests.client.running import KINDS, QUICK, Crew, Handlers, Running, crew, places, publish
-
-__all__ = ["crew"]
+from tests.client.running import KINDS, QUICK, Crew, Handlers, Running, places, publish
 
 #: No second try while the test runs; it is in the log that the message waits for one.
 LATER = Retry(5, (60.0, 60.0), durable=True)
