@@ -19,11 +19,6 @@ def put(progress: Progress, first: int, last: int, *holes: Hole) -> None:
     progress.holes = there if len(there) else None
 
 
-def is_settle(outcome: Outcome, message: Any, *, take: bool) -> bool:
-    """Whether it is an accepted record of type 28, with or without a take."""
-    return outcome.is_a(SettlingMessages) and outcome.accepted and (message.take is not None) == take
-
-
 class Careless(Meddler):
     """Loses the batch of a sharer when its share is released (B4)."""
 

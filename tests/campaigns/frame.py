@@ -20,10 +20,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from random import Random
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from confluent_kafka import KafkaException, Producer
 
@@ -59,6 +60,9 @@ LEAVES_S = 45.0
 
 #: Without faults something changes within this time (s), or the group is stuck.
 STILL_S = 90.0
+
+#: Between two looks at what is left (s).
+LOOK_S = 0.3
 
 #: Nothing is done before this time (s).
 BEGINS_S = 4.0
@@ -158,6 +162,15 @@ class Place:
         return self.process is not None and self.process.poll() is None and not self.leaves_since
 
 
+class Workers(Protocol):
+    """A crew; or a fleet that a fork server starts (:mod:`tests.campaigns.chaos.fleet`)."""
+
+    errors: list[str]
+
+    def tend(self, *, is_calm: bool = False) -> None: ...
+    def end_all(self) -> None: ...
+
+
 class Crew:
     """Workers, each of which is started again when it has ended."""
 
@@ -253,7 +266,7 @@ class Crew:
 
     def deploy(self) -> None:
         """End all of them, and start them again (*blocking*)."""
-        self.end(self.places)
+        self.end_all()
         for place in self.places:
             self.start(place)
 
@@ -269,6 +282,10 @@ class Crew:
                 place.process.wait(LEAVES_S)
             except subprocess.TimeoutExpired:
                 self._is_late(place)
+
+    def end_all(self) -> None:
+        """SIGTERM to all (*blocking*)."""
+        self.end(self.places)
 
     def _is_late(self, place: Place) -> None:
         self.errors.append(f"{place.name} did not end within {LEAVES_S:g} s of SIGTERM")
@@ -349,6 +366,10 @@ class Campaign(Generic[SettingsT]):
     rate = inf
     backlog = 0
     most = 10**12
+    #: Between two turns of the workers (s).
+    turn_s = 0.05
+    #: Whether the operator's acts are counted by their names.
+    is_counted = False
 
     def __init__(self, options: SettingsT, folder: Path, kafka: RunningKafka, may_kill: bool, say: Say) -> None:
         self.options, self.folder, self.kafka, self.may_kill, self.say = options, folder, kafka, may_kill, say
@@ -361,14 +382,18 @@ class Campaign(Generic[SettingsT]):
             cluster.create_topic(self.topic, options.partitions, 1, {}, 20)
         #: Partition → messages that are written.
         self.written = dict.fromkeys(range(options.partitions), 0)
-        self.violations: list[str] = []
+        self.violations: list[Any] = []
         #: It exists when there are no more faults; and set when nothing more is written.
         self.calm, self.ended = folder / "calm", threading.Event()
-        self.crews: list[Crew] = []
+        self.crews: list[Workers] = []
         self._threads: list[threading.Thread] = []
         self._failures: list[BaseException] = []
         self.began = time.monotonic()
-        self.operator = Operator(Schedule(self.operates(), self.rng, self.counts, say))
+
+    @cached_property
+    def operator(self) -> Operator:
+        """Does what the story says."""
+        return Operator(Schedule(self.operates(), self.rng, self.counts, self.say, is_counted=self.is_counted))
 
     # What a story has.
 
@@ -463,17 +488,20 @@ class Campaign(Generic[SettingsT]):
 
     # What befalls them.
 
+    def _crew(self) -> Crew:
+        return self.rng.choice([each for each in self.crews if isinstance(each, Crew)])
+
     def kill(self) -> None:
         """kill -9 a worker."""
-        self.rng.choice(self.crews).kill()
+        self._crew().kill()
 
     def stop(self) -> None:
         """SIGSTOP a worker for a while."""
-        self.rng.choice(self.crews).stop()
+        self._crew().stop()
 
     def leave(self) -> None:
         """SIGTERM a worker."""
-        self.rng.choice(self.crews).leave(self.rng.choice((0.0, 3.0)))
+        self._crew().leave(self.rng.choice((0.0, 3.0)))
 
     def freeze(self) -> None:
         """The broker hangs, for up to 3 heartbeat intervals."""
@@ -498,13 +526,19 @@ class Campaign(Generic[SettingsT]):
             if (now := time.monotonic()) > told + 10:
                 told = now
                 self.say(f"{now - self.began:.0f} s: {self.progress()}")
-            time.sleep(0.05)
+            time.sleep(self.turn_s)
 
     # Others.
 
     def admin(self) -> Admin:
         """An operator's client."""
         return Admin(self.bootstrap, topic=self.log)
+
+    def make_topics(self, *names: str) -> None:
+        """More topics, each with as many partitions."""
+        with closing(KafkaCluster(self.bootstrap)) as cluster:
+            for name in names:
+                cluster.create_topic(name, self.options.partitions, 1, {}, 20)
 
     def stable(self, group: str = "") -> dict[int, int]:
         """Partition → the offset up to which all is done, by the log."""
@@ -544,14 +578,16 @@ class Campaign(Generic[SettingsT]):
         """
         moved, before, left = time.monotonic(), None, ["nothing was seen"]
         while time.monotonic() < moved + still_s:
-            self.tend(is_calm=True)
+            until = time.monotonic() + LOOK_S
+            while time.monotonic() < until:
+                self.tend(is_calm=True)
+                time.sleep(self.turn_s)
             with suppress(*AWAY):
                 now, left = look()
                 if not left:
                     return []
                 if now != before:
                     before, moved = now, time.monotonic()
-            time.sleep(0.3)
         return left
 
     def run(self) -> Result:
@@ -564,11 +600,16 @@ class Campaign(Generic[SettingsT]):
             try:
                 self.end_threads()
             finally:
-                for crew in self.crews:
-                    crew.end(crew.places)
-        self.violations += [error for crew in self.crews for error in crew.errors]
+                for workers in self.crews:
+                    workers.end_all()
+        self.seconds = time.monotonic() - self.began
+        self.violations += [error for workers in self.crews for error in workers.errors]
         self.judge()
-        return Result(self.NAME, self.options.seed, self.violations, time.monotonic() - self.began, counts=self.counts)
+        return self.result()
+
+    def result(self) -> Result:
+        """What came of it."""
+        return Result(self.NAME, self.options.seed, self.violations, self.seconds, counts=self.counts)
 
 
 ResultT = TypeVar("ResultT", bound=Result)

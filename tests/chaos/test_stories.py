@@ -9,6 +9,7 @@ import pytest
 from kafka_marshal.testing import RunningKafka
 from tests.campaigns.checkpoints import campaign as checkpoints
 from tests.campaigns.frame import run_campaign
+from tests.campaigns.freezes import Crowd, freeze
 from tests.campaigns.modes import story as modes
 from tests.campaigns.parks import story as parks
 from tests.campaigns.reads import story as reads
@@ -90,7 +91,7 @@ def test_each_output_is_read_once_and_in_order(kafka_broker: RunningKafka, coord
     options = transactions.Options(
         kills=8, seed=5, coordinated=coordinated, stop_every_s=1.5, operator_every_s=1.0, most_s=60.0
     )
-    result = transactions.run_campaign(options, kafka_broker)
+    result = run_campaign(transactions.Transactions, options, kafka_broker)
     assert result.violations == [], result.folder
     assert result.counts["kills"] >= 8
     assert result.counts["outputs"] >= 100
@@ -112,7 +113,16 @@ def test_states_are_those_of_a_plain_count(kafka_broker: RunningKafka, kind: str
         operator_every_s=1.5,
         deploy_every_s=5.0,
     )
-    result = checkpoints.run_campaign(replace(options, **checkpoints.KINDS[kind]), kafka_broker)
+    options = replace(options, **checkpoints.KINDS[kind])
+    result = run_campaign(checkpoints.Checkpoints, options, kafka_broker)
+    assert isinstance(result, checkpoints.CheckpointsResult)
     assert result.violations == [], result.folder
     assert result.counts["kills"] + result.counts["leaves"] >= 4
     assert result.account.cuts >= 10
+
+
+def test_members_of_all_kinds_continue_after_a_freeze_of_the_broker(kafka_broker: RunningKafka) -> None:
+    with Crowd(kafka_broker.bootstrap_servers, 8, 500) as crowd:
+        crowd.begin()
+        assert freeze(kafka_broker, crowd, 4.0, limit_s=60.0).late == ()
+        assert crowd.failures == []

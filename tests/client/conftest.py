@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import signal
 import subprocess
@@ -139,6 +141,16 @@ def scene(kafka_bootstrap: str, topic_factory: Callable[..., str]) -> Iterator[S
     made = Scene(kafka_bootstrap, topic_factory)
     yield made
     made.close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine function runs in an event loop, and hangs for 30 s at most."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), 30))
+    return True
 
 
 @pytest.fixture

@@ -49,25 +49,6 @@ def test_q40_all_is_done_at_the_end_of_a_topic(scene: Scene, delivery: Delivery,
     assert take(consumer, 2) == [(0, end), (0, end + 1)], "what comes after it is handed out"
 
 
-def test_what_is_in_flight_before_the_end_is_not_done(scene: Scene) -> None:
-    topic = scene.topic()
-    transactions(scene, topic, aborted=5)
-    member = scene.member("a")
-    consumer = member.consumer([topic])
-    messages = consumer.consume(3, 20)
-    assert [m.offset() for m in messages] == [0, 1, 2]
-    consumer.done(messages[0])
-    consumer.done(messages[2])
-    assert consumer.poll(0.5) is None
-    wait_until(lambda: getattr(member.world.lease(topic, 0), "stable", None) == 0)
-    assert consumer.poll(0.5) is None
-    lease = member.world.lease(topic, 0)
-    assert lease is not None
-    assert lease.stable == 0, "message 1 is in hand"
-    consumer.done(messages[1])
-    wait_until(lambda: getattr(member.world.lease(topic, 0), "stable", None) == 9)
-
-
 def test_q41_a_read_that_was_not_noted_is_read_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages that left the reader unrecorded would look like offsets that Kafka never delivers."""
     topic = scene.topic(1, 20)

@@ -17,8 +17,6 @@ from kafka_marshal.client.dead_letters import headers_of
 from kafka_marshal.errors import AdminError, ConfigurationError, KafkaUnavailableError
 from tests.contract.sides import TIMEOUT_S, Side
 
-Letter = tuple[int, Exception]
-
 
 def source(offset: int, key: bytes | None = b"k", value: bytes | None = b"v") -> Any:
     return MemoryMessage("orders", 3, offset, key, value, (1, 0), [("trace", b"\xff"), ("null", None)])

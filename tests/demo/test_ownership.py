@@ -23,7 +23,6 @@ HEADER = DumpHeader("__marshal", 2)
 #: Partitions of "flights" whose leases are in CP 0, and the first one in CP 1.
 P, P2 = [partition for partition in range(50) if route_lease("flights", partition, 2) == 0][:2]
 ELSEWHERE = next(partition for partition in range(50) if route_lease("flights", partition, 2) == 1)
-EPOCH_1 = 0
 
 
 class Log:

@@ -16,7 +16,7 @@ import pytest
 from kafka_marshal import Attempt, Message
 from kafka_marshal.client.attempt import GroupKind, current
 from kafka_marshal.engine.work.lanes import Order
-from kafka_marshal.errors import SinkError, StaleEpochError, WrongEpochKindError
+from kafka_marshal.errors import SinkError, StaleEpochError
 from kafka_marshal.sinks import FencedSink, PostgresSink, Progress
 from kafka_marshal.sinks.claims import interval_merged
 from kafka_marshal.sinks.database import MERGE_EVERY, DoneRecords
@@ -118,16 +118,6 @@ def test_what_a_block_writes_of_a_record_that_is_done_is_rolled_back(kind: Kind)
     assert handle(kind, sink, 5), "nothing is held"
 
 
-def test_an_exception_leaves_nothing_and_the_next_attempt_writes(kind: Kind) -> None:
-    sink = kind.sink()
-    with pytest.raises(KeyError), attempt(4), sink.record() as tx:
-        tx.execute(kind.insert(), (4, "x"))
-        raise KeyError
-    assert kind.rows() == []
-    assert handle(kind, sink, 4)
-    assert not handle(kind, sink, 4)
-
-
 def test_an_error_of_the_database_that_the_block_keeps_to_itself(kind: Kind) -> None:
     """PostgreSQL has ended the transaction by then; SQLite has undone that statement only."""
     sink = kind.sink()
@@ -164,18 +154,6 @@ def test_what_a_last_offset_says_is_done_is_done(kind: Kind) -> None:
     assert sink.progress("group") == {T0: Progress(12, 7)}
 
 
-def test_partitions_and_groups_are_kept_apart(kind: Kind) -> None:
-    sink = kind.sink()
-    assert handle(kind, sink, 4)
-    assert handle(kind, sink, 4, partition=1)
-    with sink.record(message(4), group_id="other", epoch=3, kind="claimed") as tx:
-        assert not tx.is_done
-    kind.sink().forget("other")
-    assert not handle(kind, sink, 4)
-    with kind.sink().record(message(4), group_id="other", epoch=3, kind="claimed") as tx:
-        assert not tx.is_done
-
-
 # -- by which epoch ---------------------------------------------------------------------------------------------------
 
 
@@ -189,31 +167,6 @@ def test_an_older_epoch_is_refused_even_where_all_that_is_newer_was_done_already
     with pytest.raises(StaleEpochError):
         handle(kind, new, 5, epoch=8)
     assert offsets(kind) == [4]
-
-
-def test_the_two_forms_fence_each_other(kind: Kind) -> None:
-    sink = kind.sink()
-    handle(kind, sink, 0, epoch=9)
-    with pytest.raises(StaleEpochError), sink.transaction("group", [(*T0, 8, 1)]):
-        pytest.fail("it may not get here")
-    with sink.transaction("group", [(*T0, 11, 1)]):
-        pass
-    with pytest.raises(StaleEpochError):
-        handle(kind, sink, 2, epoch=9)
-
-
-def test_epochs_of_the_other_kind_are_refused(kind: Kind) -> None:
-    sink = kind.sink()
-    handle(kind, sink, 0, epoch=9)
-    handle(kind, sink, 2, epoch=9)
-    with pytest.raises(WrongEpochKindError):
-        handle(kind, sink, 1, epoch=50, kind="coordinated")
-    sink.convert("group", "coordinated")
-    with pytest.raises(WrongEpochKindError):
-        handle(kind, sink, 1, epoch=50)
-    assert handle(kind, sink, 1, epoch=3, kind="coordinated")
-    assert not handle(kind, sink, 2, epoch=3, kind="coordinated")
-    assert sink.progress("group") == {T0: Progress(2, 3, coordinated=True)}
 
 
 @pytest.mark.parametrize("offset", [5, 6])

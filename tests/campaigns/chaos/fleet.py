@@ -27,6 +27,9 @@ DOOMED, KILLED, ASKED = 70, 20, 10
 #: A worker that has not reached its fail point after this time (s) is killed anywhere.
 PATIENCE_S = 5.0
 
+#: A worker ends within this time after SIGTERM (s).
+ENDS_S = 30.0
+
 #: Largest occurrence of a step that may be the last one.
 MOST_TIMES = 4
 
@@ -112,6 +115,7 @@ class Fleet:
         self.files: dict[Path, int] = {}
         #: Files of workers killed by -9.
         self.killed: set[Path] = set()
+        self.errors: list[str] = []
         #: Descriptions of unexpected ends.
         self.unexplained: list[str] = []
         #: Changes a job before it begins.
@@ -297,6 +301,21 @@ class Fleet:
             turn()
             time.sleep(0.02)
         return [Path(place.job.out).name for place in self.places if place.job is not None]
+
+    def tend(self, *, is_calm: bool = False) -> None:
+        """``turn``; after the last fault (is_calm) workers stay."""
+        if is_calm and not self.calm:
+            self.settle()
+        self.turn()
+
+    def end_all(self) -> None:
+        """SIGTERM to all, and the end (*blocking*)."""
+        if self._ending:
+            return
+        late = self.ask_all(ENDS_S, self.turn)
+        self.errors += [f"{name} did not end within {ENDS_S:g} s of SIGTERM" for name in late]
+        self.errors += self.unexplained
+        self.close()
 
     def close(self) -> None:
         """Kill what still runs."""

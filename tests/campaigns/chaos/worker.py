@@ -6,7 +6,8 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -24,7 +25,7 @@ from kafka_marshal.sinks import SqliteSink
 from kafka_marshal.testing.fail_points import POINTS, Doom, dying
 from tests.campaigns.chaos.lines import Pen, digest_of
 
-__all__ = ["BATCH", "GRANT", "KINDS", "OWN_STATUSES", "WORKER", "Job", "lived", "run"]
+__all__ = ["BATCH", "GRANT", "KINDS", "OWN_STATUSES", "WORKER", "Job", "lived", "run", "working"]
 
 #: This module, for the process that starts workers.
 WORKER = "tests.campaigns.chaos.worker"
@@ -80,6 +81,24 @@ class Job:
     strategy: str = ""
 
 
+@contextmanager
+def working(job: Job) -> Iterator[Marshal]:
+    """The Marshal of a job; SIGTERM, or its time, ends it in order."""
+    with Marshal(
+        job.bootstrap,
+        group_id=job.group,
+        client_id=job.client_id,
+        topic=job.coordination,
+        heartbeat_interval_ms=job.heartbeat_interval_ms,
+    ) as marshal:
+        signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
+        if job.stop_after_s:
+            timer = threading.Timer(job.stop_after_s, marshal.stop)
+            timer.daemon = True
+            timer.start()
+        yield marshal
+
+
 class _Worker:
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -98,22 +117,8 @@ class _Worker:
         def sent(cp: int, step: str, value: bytes) -> None:
             self.pen.write("sent", cp, step, digest_of(value))
 
-        with (
-            dying(job.bootstrap, self.doom, sent),
-            Marshal(
-                job.bootstrap,
-                group_id=job.group,
-                client_id=job.client_id,
-                topic=job.coordination,
-                heartbeat_interval_ms=job.heartbeat_interval_ms,
-            ) as marshal,
-        ):
+        with dying(job.bootstrap, self.doom, sent), working(job) as marshal:
             self.pen.write("start", job.group, job.client_id, marshal.instance_id, job.kind, job.doom)
-            signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
-            if job.stop_after_s:
-                timer = threading.Timer(job.stop_after_s, marshal.stop)
-                timer.daemon = True
-                timer.start()
             _WORK[job.kind](self, marshal)
             self._tell_digests(marshal)
 

@@ -10,32 +10,28 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
 from kafka_marshal import Marshal, Restore
-from kafka_marshal.admin import Admin
 from kafka_marshal.checkpoints import Folder
-from kafka_marshal.errors import KafkaUnavailableError
-from kafka_marshal.testing import RunningKafka
 from tests.campaigns.chaos.fleet import Fleet, Place
 from tests.campaigns.chaos.lines import Pen
 from tests.campaigns.chaos.worker import Job as PlainJob
 from tests.campaigns.checkpoints.check import Account, Counts, Lines, check
-from tests.campaigns.checkpoints.ground import Story, Writer, ends, inputs, make_ground, story_of
+from tests.campaigns.checkpoints.ground import Ground, Story, Writer, ends, inputs, story_of
 from tests.campaigns.checkpoints.operator import Acts
 from tests.campaigns.checkpoints.rows import Rows
 from tests.campaigns.checkpoints.undoing import Undoing
 from tests.campaigns.checkpoints.worker import DELIVERIES, DRAIN_S, POINTS, WORKER, Job, policy_of, restored_line
-from tests.campaigns.frame import Operator, Result, Say, Schedule, Violation, run_on_a_broker
+from tests.campaigns.frame import Campaign, Result, Say, Settings, run_campaign
 from tests.sinks.conftest import running_postgres
 
-__all__ = ["KINDS", "CheckpointsResult", "Options", "add_arguments", "run_campaign", "runs"]
+__all__ = ["KINDS", "Checkpoints", "CheckpointsResult", "Options", "add_arguments", "runs"]
 
 READY_S = 120.0
 
@@ -51,11 +47,11 @@ LEAVES_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Settings):
     """What a campaign is like."""
 
+    partitions: int = 6
     kills: int = 300
-    seed: int = 1
     hold: bool = False
     #: Workers write each message into this sink, too, and it goes back with the group; "": there is none.
     sink: Literal["", "SQLite", "PostgreSQL"] = ""
@@ -63,13 +59,11 @@ class Options:
     shares: bool = False
     #: The kind of each worker.
     workers: tuple[str, ...] = ("loop", "run", "batches", "run")
-    partitions: int = 6
     keys: int = 12
     #: Handlers of ``run``.
     concurrency: int = 4
     #: Handlers take this many times as long.
     slower: float = 1.0
-    heartbeat_interval_ms: int = 500
     session_timeout_ms: int = 1_500
     every_s: float = 1.0
     messages_a_second: float = 200.0
@@ -82,8 +76,6 @@ class Options:
     life_s: float = 10.0
     #: It ends without the rest of its kills after this time.
     most_s: float = 3_600.0
-    #: Keep the folder, even if every promise was kept.
-    keep: bool = False
 
 
 #: So many that most drains meet several of them.
@@ -164,41 +156,63 @@ class CheckpointsResult(Result):
         }
 
 
-class _Campaign:
-    def __init__(
-        self, options: Options, folder: Path, kafka: RunningKafka, restarts: bool, database: str, say: Say
-    ) -> None:
-        self.options = options
-        self.folder = folder
-        self.say = say
-        self.rng = Random(options.seed)
-        self.ground = make_ground(kafka.bootstrap_servers, options.partitions, options.keys, shares=options.shares)
-        self.states = folder / "states"
-        self.rows = Rows(database or str(folder / "sink.db")) if options.sink else None
-        if self.rows is not None:
-            self.rows.make_tables()
+class Checkpoints(Campaign[Options]):
+    """One run."""
+
+    NAME = "checkpoints"
+    turn_s = 0.02
+    is_counted = True
+
+    def story(self) -> None:
+        options = self.options
+        with ExitStack() as stack:
+            database = str(self.folder / "sink.db")
+            if options.sink == "PostgreSQL":
+                postgres = stack.enter_context(running_postgres("fsync=off"))
+                database = postgres.dsn(postgres.new_database("repeatable read"))
+            self.rows = Rows(database) if options.sink else None
+            if self.rows is not None:
+                self.rows.make_tables()
+                stack.callback(self.rows.sink.close)
+            self._work()
+            self.quiet()
+            self.fleet.end_all()
+            self._audit()
+
+    def _work(self) -> None:
+        """Faults, and what operators do."""
+        options = self.options
+        self.ground = Ground(self.bootstrap, self.log, self.group, self.topic, options.partitions, options.keys)
+        if options.shares:
+            with self.admin() as admin:
+                admin.configure_group(self.group, accept_range_fetch=[self.topic])
+        self.states = self.folder / "states"
         self.writer = Writer(self.ground, options.messages_a_second, Random(options.seed + 1))
-        self.violations: list[Violation] = []
-        self.errors: list[str] = []
-        self.deploys = 0
-        self.undone = 0
-        self.fleet = Fleet(self._places(), folder, self.rng, kinds=DELIVERIES, module=WORKER)
+        self.deploys = self.undone = 0
+        self.fleet = Fleet(self._places(), self.folder, self.rng, kinds=DELIVERIES, module=WORKER)
         self.fleet.arrange = self._arrange
+        self.crews.append(self.fleet)
         self.generations = dict.fromkeys((place.name for place in self.fleet.places), 0)
-        rng = Random(options.seed + 2)
-        self.acts = Acts(self.ground, rng, kafka if restarts else None)
-        every, note = self.acts.all(options.operator_every_s), self.errors.append
-        self.operator = Operator(Schedule(every, rng, self.acts.counts, note, is_counted=True))
-        self.operator.start()
+        self.acts = Acts(self.ground, Random(options.seed + 2))
         self.undoing: Undoing | None = None
         if options.undoes:
             assert self.rows is not None
-            pen = Pen(folder / "undone.jsonl")
+            pen = Pen(self.folder / "undone.jsonl")
             self.undoing = Undoing(self.ground, self.fleet, self.rows, pen, Random(options.seed + 3))
+        self.fleet.wait_until_ready(READY_S)
+        self.began = time.monotonic()
+        self.operator.start()
+        try:
+            self.befall()
+        finally:
+            if self.undoing is not None:
+                self.undoing.close()
+        self.end_threads()
+        self.writer.close()
 
     def _places(self) -> list[Place]:
-        ground, options = self.ground, self.options
-        plain = (ground.bootstrap, ground.coordination, ground.group, ground.topic, ground.partitions)
+        options = self.options
+        plain = (self.bootstrap, self.log, self.group, self.topic, options.partitions)
         more: dict[str, Any] = {
             "states": str(self.states),
             "hold": options.hold,
@@ -209,56 +223,61 @@ class _Campaign:
             "concurrency": options.concurrency,
         }
         return [
-            Place(f"w{number}", Job(*plain, kind, f"w{number}", options.heartbeat_interval_ms, "", 0, **more))
+            Place(f"w{number}", Job(*plain, kind, f"w{number}", options.hi_ms, "", 0, **more))
             for number, kind in enumerate(options.workers, 1)
         ]
 
-    def run(self) -> CheckpointsResult:
-        """All of it."""
-        try:
-            self.fleet.wait_until_ready(READY_S)
-            began = time.monotonic()
-            self._faults(began)
-            self.operator.close()
-            self.writer.close()
-            self._peace()
-            seconds = time.monotonic() - began
-            for name in self.fleet.ask_all(30.0, self.fleet.turn):
-                self.violations.append(Violation("liveness", f"{name} did not end within 30 s of SIGTERM"))
-        finally:
-            self.fleet.close()
-            if self.undoing is not None:
-                self.undoing.close()
-        self._audit()
-        if self.rows is not None:
-            self.rows.sink.close()
-        return self._result(seconds)
+    def faults(self) -> Mapping[Callable[[], None], float]:
+        return {self.stop: self.options.stop_every_s, self.deploy: self.options.deploy_every_s}
 
-    def _result(self, seconds: float) -> CheckpointsResult:
-        errors = self.errors + ([] if self.undoing is None else self.undoing.errors)
-        (self.folder / "operator.txt").write_text("\n".join(errors))
-        stopped = {stop.pid for stop in self.fleet.stops}
+    def operates(self) -> Mapping[Callable[[], None], float]:
+        every_s = self.options.operator_every_s
+        return self.acts.all(every_s) | ({self.restart: 7 * every_s} if self.may_kill else {})
+
+    def goes_on(self) -> bool:
+        is_late = time.monotonic() >= self.began + self.options.most_s
+        return self.fleet.counts.kills < self.options.kills and not is_late
+
+    def progress(self) -> str:
+        return f"{self.fleet.counts.kills} kills, {self.deploys} deploys, {dict(self.counts)}"
+
+    def stop(self) -> None:
+        """SIGSTOP a worker."""
+        self.fleet.stop_one(self.options.session_timeout_ms / 1000 * self.rng.choice((0.4, 1.5, 3.0)))
+
+    def deploy(self) -> None:
+        """Of a good release; or of a bad one, which is undone."""
+        if self.undoing is not None and self.deploys % 3 == 0:
+            with self.acts.alone():
+                self.undoing.run(self._turn, self._deploy)
+            self.undone += 1
+        else:
+            self._deploy()
+
+    def judge(self) -> None:
+        undoing, stopped = self.undoing, {stop.pid for stop in self.fleet.stops}
+        (self.folder / "operator.txt").write_text("\n".join(undoing.errors if undoing is not None else ()))
         files = [Lines(x, x in self.fleet.killed or pid in stopped) for x, pid in self.fleet.files.items()]
         files += [Lines(self.folder / name, False) for name in ("audit.jsonl", "undone.jsonl")]
-        story = story_of(self.ground, self.folder / "log.jsonl")
-        spoilt = [] if self.undoing is None else self.undoing.spoilt
-        account = check(
-            inputs(self.ground), files, story.went_back, story.rollbacks, hold=self.options.hold, spoilt=spoilt
-        )
-        account.violations += [Violation("worker", text) for text in self.fleet.unexplained]
-        account.violations += self.violations + ([] if self.undoing is None else self.undoing.violations)
+        self.of_log = story_of(self.ground, self.folder / "log.jsonl")
+        back, rollbacks = self.of_log.went_back, self.of_log.rollbacks
+        spoilt = [] if undoing is None else undoing.spoilt
+        self.account = check(inputs(self.ground), files, back, rollbacks, hold=self.options.hold, spoilt=spoilt)
+        self.violations += [*self.account.violations, *([] if undoing is None else undoing.violations)]
         ends = self.fleet.counts
-        counts = {"kills": ends.kills, "stops": ends.stops, "leaves": ends.closed, "deploys": self.deploys}
-        counts |= {"undone": self.undone, "written": self.writer.written, **self.acts.counts}
+        self.counts += Counter(kills=ends.kills, stops=ends.stops, leaves=ends.closed, deploys=self.deploys)
+        self.counts += Counter(undone=self.undone, written=self.writer.written)
+
+    def result(self) -> CheckpointsResult:
         return CheckpointsResult(
             self._kind(),
             self.options.seed,
-            account.violations,
-            seconds,
-            counts=Counter(counts),
-            account=account,
-            story=story,
-            points=dict(sorted(ends.points.items())),
+            self.violations,
+            self.seconds,
+            counts=self.counts,
+            account=self.account,
+            story=self.of_log,
+            points=dict(sorted(self.fleet.counts.points.items())),
         )
 
     def _kind(self) -> str:
@@ -297,31 +316,13 @@ class _Campaign:
             else:
                 place.kill_at = now + life_s * self.rng.uniform(1, 4)
 
-    def _turn(self) -> None:
-        self.fleet.turn()
+    def tend(self, *, is_calm: bool = False) -> None:
+        super().tend(is_calm=is_calm)
         self._fates()
-        time.sleep(0.02)
 
-    def _faults(self, began: float) -> None:
-        options, fleet, told = self.options, self.fleet, began
-        stop_at, deploy_at = began + options.stop_every_s, began + options.deploy_every_s
-        while fleet.counts.kills < options.kills and (now := time.monotonic()) < began + options.most_s:
-            self._turn()
-            if now >= stop_at:
-                fleet.stop_one(options.session_timeout_ms / 1000 * self.rng.choice((0.4, 1.5, 3.0)))
-                stop_at = now + options.stop_every_s * self.rng.uniform(0.5, 1.5)
-            if now >= deploy_at:
-                if self.undoing is not None and self.deploys % 3 == 0:
-                    with self.acts.alone():
-                        self.undoing.run(self._turn, self._deploy)
-                    self.undone += 1
-                else:
-                    self._deploy()
-                deploy_at = time.monotonic() + options.deploy_every_s
-            if now > told + 10:
-                told = now
-                acts = dict(self.acts.counts)
-                self.say(f"{now - began:.0f} s: {fleet.counts.kills} kills, {self.deploys} deploys, {acts}")
+    def _turn(self) -> None:
+        self.tend()
+        time.sleep(self.turn_s)
 
     def _deploy(self) -> None:
         """All members one by one, each with a successor; no worker is killed meanwhile."""
@@ -335,40 +336,23 @@ class _Campaign:
                     place.ask_at, is_asked = 0.0, True
                 self._turn()
             if place.generation == before:
-                self.violations.append(
-                    Violation("liveness", f"{place.name} did not leave within {LEAVES_S:g} s of SIGTERM")
-                )
+                self.violations.append(f"liveness: {place.name} did not leave within {LEAVES_S:g} s of SIGTERM")
                 place.kill_at = 0.0
         self.deploys += 1
         self.fleet.calm = False
         for place in self.fleet.places:
             place.kill_at = time.monotonic() + self.options.life_s * self.rng.uniform(0.3, 2)
 
-    def _peace(self) -> None:
-        """Without faults all becomes part of a checkpoint."""
-        self.fleet.settle()
-        moved = time.monotonic()
-        seen: dict[int, int] = {}
-        ground = self.ground
-        until = ends(ground)
-        behind: dict[int, int] = {0: 0}
-        while behind and time.monotonic() < moved + STILL_S:
-            for _ in range(25):
-                self._turn()
-            try:
-                with Admin(ground.bootstrap, topic=ground.coordination) as admin:
-                    pieces = [(x.partition, -1 if x.stable is None else x.stable) for x in admin.progress(ground.group)]
-            except KafkaUnavailableError:
-                continue
-            found = {partition: min(at for number, at in pieces if number == partition) for partition, _ in pieces}
-            behind = {
-                partition: at for partition, end in until.items() if end and (at := found.get(partition, -1)) < end - 1
-            }
-            if found != seen:
-                moved, seen = time.monotonic(), found
-        if behind:
-            text = f"no progress for {STILL_S:g} s: at {behind} of {until}"
-            self.violations.append(Violation("liveness", text))
+    def quiet(self) -> None:
+        """All becomes part of a checkpoint."""
+        until = ends(self.ground)
+
+        def look() -> tuple[object, list[str]]:
+            found = self.stable()
+            behind = {x: at for x, end in until.items() if end and (at := found.get(x, -1)) < end - 1}
+            return found, [f"liveness: no progress for {STILL_S:g} s: at {behind} of {until}"] if behind else []
+
+        self.violations += self.until_quiet(look, STILL_S)
 
     def _audit(self) -> None:
         """A member that restores all, and handles nothing."""
@@ -389,7 +373,7 @@ class _Campaign:
         with (
             Marshal(
                 ground.bootstrap, group_id=ground.group, client_id="audit", topic=ground.coordination,
-                heartbeat_interval_ms=options.heartbeat_interval_ms,
+                heartbeat_interval_ms=options.hi_ms,
             ) as marshal,
             marshal.group_consumer(
                 [ground.topic],
@@ -404,24 +388,8 @@ class _Campaign:
             while len(got) < ground.partitions and time.monotonic() < until:
                 if (message := consumer.poll(0.2)) is not None:
                     where = f"[{message.partition()}] {message.offset()}"
-                    self.violations.append(Violation("lost", f"after all was done, {where} came again"))
+                    self.violations.append(f"lost: after all was done, {where} came again")
                     break
-
-
-def run_campaign(
-    options: Options, kafka: RunningKafka | None = None, *, say: Say = lambda _: None
-) -> CheckpointsResult:
-    """Run it, on a separate broker, which is killed, too; or on one that is not."""
-
-    def run(folder: Path, broker: RunningKafka, restarts: bool) -> CheckpointsResult:
-        with ExitStack() as stack:
-            database = ""
-            if options.sink == "PostgreSQL":
-                postgres = stack.enter_context(running_postgres("fsync=off"))
-                database = postgres.dsn(postgres.new_database("repeatable read"))
-            return _Campaign(options, folder, broker, restarts, database, say).run()
-
-    return run_on_a_broker("checkpoints", run, kafka, options.keep, say)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -433,18 +401,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--heartbeat-interval-ms", type=int, default=500, help="HI (500)")
 
 
-def runs(chosen: argparse.Namespace, say: Say) -> Iterator[CheckpointsResult]:
+def runs(chosen: argparse.Namespace, say: Say) -> Iterator[Result]:
     """What the command runs."""
     kinds = [chosen.only] if chosen.only else list(KINDS)
     for kind in kinds:
         options = Options(
             kills=chosen.kills // len(kinds),
             seed=chosen.seed,
-            heartbeat_interval_ms=chosen.heartbeat_interval_ms,
+            hi_ms=chosen.heartbeat_interval_ms,
             most_s=chosen.minutes * 60,
             keep=chosen.keep,
         )
         options = replace(options, **KINDS[kind])
         if chosen.workers:
             options = replace(options, workers=tuple(chosen.workers.split(",")))
-        yield run_campaign(options, say=say)
+        yield run_campaign(Checkpoints, options, say=say)

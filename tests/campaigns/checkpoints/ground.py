@@ -7,7 +7,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -15,16 +15,13 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.admin import Admin
-from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.observe.checkpoints import CheckpointHistory, Ended, Happened, Taken, WentBack
 from rationalizer import Group, World, route_group
 from rationalizer.limits import MAX_KEY_HASH
 from tests.campaigns.chaos.log import read_topic, write_dump
 from tests.campaigns.checkpoints.check import Back, Input
 
-__all__ = ["Ground", "Story", "Writer", "ends", "inputs", "make_ground", "story_of"]
+__all__ = ["Ground", "Story", "Writer", "ends", "inputs", "story_of"]
 
 CPS = 2
 BURST = 10
@@ -47,19 +44,6 @@ class Ground:
     partitions: int
     #: Of a partition's messages.
     keys: int
-
-
-def make_ground(bootstrap: str, partitions: int, keys: int, *, shares: bool) -> Ground:
-    """New topics on this broker. shares: the group's members may share partitions by key."""
-    name = uuid.uuid4().hex[:6]
-    ground = Ground(bootstrap, f"__marshal-{name}", f"group-{name}", f"in-{name}", partitions, keys)
-    with closing(KafkaCluster(bootstrap)) as cluster:
-        create_topic(cluster, ground.coordination, CPS, 20)
-        cluster.create_topic(ground.topic, partitions, 1, {}, 20)
-    if shares:
-        with Admin(bootstrap, topic=ground.coordination) as admin:
-            admin.configure_group(ground.group, accept_range_fetch=[ground.topic])
-    return ground
 
 
 class Writer:

@@ -1,17 +1,14 @@
-"""What operators do to a group that takes checkpoints: take, pin, retire, roll back; and brokers that die."""
+"""What operators do to a group that takes checkpoints: take, pin, retire, roll back."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 
 from kafka_marshal.admin import Admin
 from kafka_marshal.errors import KafkaUnavailableError
-from kafka_marshal.testing import RunningKafka
 from tests.campaigns.checkpoints.ground import Ground
 
 __all__ = ["Acts"]
@@ -23,20 +20,16 @@ MOST_PINNED = 4
 class Acts:
     """What is done to the group."""
 
-    def __init__(self, ground: Ground, rng: Random, kafka: RunningKafka | None) -> None:
-        """kafka: restarted from time to time; None: never."""
-        self.counts: Counter[str] = Counter()
+    def __init__(self, ground: Ground, rng: Random) -> None:
         self._ground = ground
         self._rng = rng
-        self._kafka = kafka
         #: Held while something is done that others must not come into; and whether only brokers are restarted.
         self._acting = threading.Lock()
         self._only_restarts = False
 
     def all(self, every_s: float) -> dict[Callable[[], None], float]:
         """Each, and its mean distance, if something is done every ``every_s`` seconds."""
-        acts = dict.fromkeys((self.checkpoint, self.rollback, self.retire), 3.5 * every_s)
-        return {**acts, self.restart: 7 * every_s} if self._kafka is not None else acts
+        return dict.fromkeys((self.checkpoint, self.rollback, self.retire), 3.5 * every_s)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -71,10 +64,3 @@ class Acts:
             pinned = [x.id for x in admin.checkpoints(self._ground.group) if x.kind == "pinned" and not x.is_newest]
             for number in pinned[:-MOST_PINNED]:
                 admin.retire(self._ground.group, number)
-
-    def restart(self) -> None:
-        """kill -9 of the broker."""
-        assert self._kafka is not None
-        self._kafka.kill()
-        time.sleep(self._rng.uniform(0.1, 3.0))
-        self._kafka.restart()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import threading
 import time
 from collections import Counter
@@ -21,7 +20,6 @@ from kafka_marshal import (
     CheckpointPolicy,
     GroupConsumer,
     LeaseLostError,
-    Marshal,
     Message,
     Restore,
     Retry,
@@ -32,7 +30,7 @@ from kafka_marshal.testing.fail_points import Doom
 from kafka_marshal.types import SharedEpoch
 from tests.campaigns.chaos.lines import Pen
 from tests.campaigns.chaos.worker import Job as PlainJob
-from tests.campaigns.chaos.worker import lived
+from tests.campaigns.chaos.worker import lived, working
 from tests.campaigns.checkpoints.check import Counts, add
 from tests.campaigns.checkpoints.rows import Rows, retrying
 
@@ -115,14 +113,7 @@ class _Worker:
     def live(self) -> None:
         """Run from the Marshal's constructor to the end."""
         job = self.job
-        with Marshal(
-            job.bootstrap,
-            group_id=job.group,
-            client_id=job.client_id,
-            topic=job.coordination,
-            heartbeat_interval_ms=job.heartbeat_interval_ms,
-        ) as marshal:
-            signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
+        with working(job) as marshal:
             with marshal.group_consumer(
                 [job.topic],
                 session_timeout_ms=job.session_timeout_ms,

@@ -48,7 +48,7 @@ class Reads(Campaign[Options]):
     def story(self) -> None:
         """Messages are there before the workers."""
         self.rate, self.backlog = self.options.rate, self.options.backlog
-        self.crew({f"p{number}": "keys" for number in range(self.options.processes)}, self._job)
+        self.workers = self.crew({f"p{number}": "keys" for number in range(self.options.processes)}, self._job)
         super().story()
 
     def _job(self, place: Place) -> dict[str, object]:
@@ -90,7 +90,7 @@ class Reads(Campaign[Options]):
 
     def judge(self) -> None:
         account = Account(self.key_of)
-        for life in self.crews[0].lives:
+        for life in self.workers.lives:
             account.read(life)
         for file in self.folder.glob("*.reads"):
             for line in file.read_text().splitlines():

@@ -55,7 +55,9 @@ class Sharing(Campaign[Options]):
         if options.sink:
             with closing(sqlite3.connect(self.database)) as database:
                 database.executescript("PRAGMA journal_mode=WAL; CREATE TABLE rows (place, at, token);")
-        self.crew({f"w{n}": "run" if n % 4 == 3 else "batches" for n in range(options.workers)}, self._job)
+        self.workers = self.crew(
+            {f"w{n}": "run" if n % 4 == 3 else "batches" for n in range(options.workers)}, self._job
+        )
         self.tend()
         self.start(self.write)
         self.operator.start()
@@ -170,7 +172,7 @@ class Sharing(Campaign[Options]):
 
     def judge(self) -> None:
         account = self.account
-        for life in self.crews[0].lives:
+        for life in self.workers.lives:
             account.read(life)
         self.violations += account.violations()
         if self.options.sink:

@@ -70,7 +70,6 @@ _ELSEWHERE = frozenset(
     ]
 )
 _NAMES = [kind.name for kind in KINDS.values() if kind.level == CHECKPOINTS_LEVEL]
-_UNKNOWN_GROUP = ("AnswerBarrier", codes.ILLEGAL_GENERATION)
 
 
 class _Taking(GroupScope):

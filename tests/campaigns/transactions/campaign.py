@@ -8,30 +8,23 @@ from __future__ import annotations
 
 import argparse
 import time
-import uuid
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
-from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.node.coordination_topic import create_topic
-from kafka_marshal.testing import RunningKafka
 from kafka_marshal.testing.fail_points import CallMoment, points_of
 from tests.campaigns.chaos.fleet import Fleet, Place
 from tests.campaigns.chaos.worker import Job as PlainJob
-from tests.campaigns.frame import Operator, Result, Say, Schedule, Violation, run_on_a_broker
+from tests.campaigns.frame import Campaign, Result, Say, Settings, run_campaign
 from tests.campaigns.transactions.check import Partition, check
 from tests.campaigns.transactions.ground import Ground, Reader, Writer
 from tests.campaigns.transactions.operator import Acts
 from tests.campaigns.transactions.worker import KINDS, WORKER, Job
 
-__all__ = ["Options", "TransactionsResult", "add_arguments", "make_ground", "run_campaign", "runs"]
-
-CPS = 2
-PARTITIONS = 4
+__all__ = ["Options", "Transactions", "TransactionsResult", "add_arguments", "runs"]
 
 #: Steps that a claimed or a coordinated group does not have: its claims are JoinGroups.
 NOT_CLAIMED, NOT_COORDINATED = (), ("takeover",)
@@ -48,15 +41,15 @@ STILL_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Settings):
     """What a campaign is like."""
 
+    partitions: int = 4
+    hi_ms: int = 400
     kills: int = 300
-    seed: int = 1
     coordinated: bool = False
     #: The kind of each worker: blocks of consumer.transaction(), or consumer.run().
     workers: tuple[str, ...] = ("blocks", "run", "blocks")
-    heartbeat_interval_ms: int = 400
     messages_a_second: float = 200.0
     stop_every_s: float = 5.0
     operator_every_s: float = 6.0
@@ -64,8 +57,6 @@ class Options:
     stopping: float = 0.15
     #: It ends without the rest of its kills after this time.
     most_s: float = 3_600.0
-    #: Keep the folder, even if every promise was kept.
-    keep: bool = False
 
 
 @dataclass(slots=True)
@@ -91,127 +82,69 @@ class TransactionsResult(Result):
         return {**Result.to_json(self), "points": {name: self.points.get(name, 0) for name in POINTS}}
 
 
-def make_ground(bootstrap: str, partitions: int = PARTITIONS) -> Ground:
-    """New topics on this broker."""
-    name = uuid.uuid4().hex[:6]
-    ground = Ground(
-        bootstrap, f"__marshal-{name}", f"group-{name}", f"in-{name}", partitions, f"out-{name}", f"two-{name}",
-        f"letters-{name}",
-    )  # fmt: skip
-    with closing(KafkaCluster(bootstrap)) as cluster:
-        create_topic(cluster, ground.coordination, CPS, 20)
-        for topic in (ground.topic, ground.ordered, ground.second, ground.letters):
-            cluster.create_topic(topic, partitions, 1, {}, 20)
-    return ground
+class Transactions(Campaign[Options]):
+    """One run."""
 
+    NAME = "transactions"
+    turn_s = 0.02
+    is_counted = True
 
-class _Campaign:
-    def __init__(self, options: Options, folder: Path, kafka: RunningKafka, restarts: bool, say: Say) -> None:
-        self.options = options
-        self.folder = folder
-        self.say = say
-        self.rng = Random(options.seed)
-        self.hi_s = options.heartbeat_interval_ms / 1000
-        self.ground = make_ground(kafka.bootstrap_servers)
+    def story(self) -> None:
+        options = self.options
+        outputs = [f"{self.topic}-{name}" for name in ("out", "two", "letters")]
+        self.make_topics(*outputs)
+        self.ground = Ground(self.bootstrap, self.log, self.group, self.topic, options.partitions, *outputs)
         self.reader = Reader(self.ground)
         self.writer = Writer(self.ground, options.messages_a_second, Random(options.seed + 1))
-        self.violations: list[Violation] = []
+        self.acts = Acts(self.ground, self.reader, Random(options.seed + 2))
         without = NOT_COORDINATED if options.coordinated else NOT_CLAIMED
-        self.fleet = Fleet(self._places(), folder, self.rng, without, kinds=KINDS, module=WORKER)
+        self.fleet = Fleet(self._places(), self.folder, self.rng, without, kinds=KINDS, module=WORKER)
         self.fleet.arrange = self._arrange
-        rng = Random(options.seed + 2)
-        self.acts = Acts(self.ground, self.reader, rng, kafka if restarts else None)
-        every = dict.fromkeys(self.acts.all(), options.operator_every_s * len(self.acts.all()))
-        self.operator = Operator(Schedule(every, rng, self.acts.counts, say, is_counted=True))
+        self.crews.append(self.fleet)
+        self.fleet.wait_until_ready(READY_S)
+        self.began = time.monotonic()
         self.operator.start()
+        self.befall()
+        self.end_threads()
+        self.acts.close()
+        self.writer.close()
+        self.reader.last = self.writer.last
+        self.quiet()
 
     def _places(self) -> list[Place]:
         ground, options = self.ground, self.options
+        plain = (ground.bootstrap, ground.coordination, ground.group, ground.topic, ground.partitions)
+        more: dict[str, Any] = {"ordered": ground.ordered, "second": ground.second, "letters": ground.letters}
+        strategy = "sticky" if options.coordinated else ""
         return [
-            Place(
-                f"w{number}",
-                Job(
-                    ground.bootstrap,
-                    ground.coordination,
-                    ground.group,
-                    ground.topic,
-                    ground.partitions,
-                    kind,
-                    f"w{number}",
-                    options.heartbeat_interval_ms,
-                    "",
-                    0,
-                    strategy="sticky" if options.coordinated else "",
-                    ordered=ground.ordered,
-                    second=ground.second,
-                    letters=ground.letters,
-                ),
-            )
+            Place(f"w{number}", Job(*plain, kind, f"w{number}", options.hi_ms, "", 0, strategy=strategy, **more))
             for number, kind in enumerate(options.workers, 1)
         ]
 
-    def run(self) -> TransactionsResult:
-        """All of it."""
-        try:
-            self.fleet.wait_until_ready(READY_S)
-            began = time.monotonic()
-            self._faults(began)
-            self.operator.close()
-            self.acts.close()
-            self.writer.close()
-            self.reader.last = self.writer.last
-            self._peace()
-            seconds = time.monotonic() - began
-            for name in self.fleet.ask_all(30.0, self.fleet.turn):
-                self.violations.append(Violation("liveness", f"{name} did not end within 30 s of SIGTERM"))
-        finally:
-            self.fleet.close()
-        self.violations += [Violation("worker", text) for text in self.fleet.unexplained]
-        self.violations += self.acts.violations
-        reader = Reader(self.ground)  # from the beginning, apart from the one that was there all the time
-        while reader.read(3.0):
-            pass
-        partitions = {
-            partition: Partition(reader.inputs[partition], self.acts.restarts[partition])
-            for partition in range(self.ground.partitions)
-        }
-        self.violations += check(partitions, reader.found())
-        ends, kind = self.fleet.counts, "coordinated" if self.options.coordinated else "claimed"
-        counts = self.acts.counts + Counter({"kills": ends.kills, "at fail points": ends.points.total()})
-        counts += Counter({"stops": ends.stops, "inputs": self.writer.written})
-        counts += Counter({"outputs": sum(map(len, reader.ordered.values())), "letters": len(reader.found().letters)})
-        result = TransactionsResult(
-            f"transactions, {kind} group",
-            self.options.seed,
-            self.violations,
-            seconds,
-            counts=counts,
-            coordinated=self.options.coordinated,
-            points=dict(sorted(ends.points.items())),
-        )
-        reader.close()
-        self.reader.close()
-        return result
+    def faults(self) -> Mapping[Callable[[], None], float]:
+        return {self.stop: self.options.stop_every_s}
 
-    def _faults(self, began: float) -> None:
-        options, fleet, told = self.options, self.fleet, began
-        due = began + options.stop_every_s
-        while fleet.counts.kills < options.kills and (now := time.monotonic()) < began + options.most_s:
-            fleet.turn()
-            self._stopped(now)
-            if now >= due and not self.acts.none_stopped.is_set():
-                fleet.stop_one(self.hi_s * self.rng.uniform(2.2, 5.0))
-                due = now + options.stop_every_s * self.rng.uniform(0.5, 1.5)
-            self.reader.read(0.0)
-            if now > told + 10:
-                told = now
-                outputs = sum(map(len, self.reader.ordered.values()))
-                acts = dict(self.acts.counts)
-                self.say(f"{now - began:.0f} s: {fleet.counts.kills} kills, {outputs} outputs, {acts}")
-            time.sleep(0.02)
+    def operates(self) -> Mapping[Callable[[], None], float]:
+        acts = [*self.acts.all(), *([self.restart] if self.may_kill else [])]
+        return dict.fromkeys(acts, len(acts) * self.options.operator_every_s)
 
-    def _stopped(self, now: float) -> None:
+    def goes_on(self) -> bool:
+        is_late = time.monotonic() >= self.began + self.options.most_s
+        return self.fleet.counts.kills < self.options.kills and not is_late
+
+    def progress(self) -> str:
+        outputs = sum(map(len, self.reader.ordered.values()))
+        return f"{self.fleet.counts.kills} kills, {outputs} outputs, {dict(self.counts)}"
+
+    def stop(self) -> None:
+        """SIGSTOP a worker, unless an owner must not be stopped now."""
+        if not self.acts.none_stopped.is_set():
+            self.fleet.stop_one(self.hi_s * self.rng.uniform(2.2, 5.0))
+
+    def tend(self, *, is_calm: bool = False) -> None:
         """Workers that have stopped themselves at a fail point continue when their leases are over."""
+        super().tend(is_calm=is_calm)
+        now = time.monotonic()
         for place in self.fleet.places:
             if place.pid and not place.stopped_until and _is_stopped(place.pid):
                 place.stopped_since = time.time() * 1000
@@ -220,6 +153,7 @@ class _Campaign:
                 self.fleet.counts.stops += 1
             if place.stopped_until and self.acts.none_stopped.is_set():
                 place.stopped_until = now
+        self.reader.read(0.0)
 
     def _arrange(self, job: PlainJob) -> PlainJob:
         """Some workers stop at their fail point; and the time within a call is that of a broker."""
@@ -227,17 +161,42 @@ class _Campaign:
         linger_s = self.rng.random() * CALL_S if CallMoment.DURING in job.doom else job.linger_s
         return replace(job, linger_s=linger_s, stops=bool(job.doom) and self.rng.random() < self.options.stopping)
 
-    def _peace(self) -> None:
-        """Without faults, all outputs come."""
-        self.fleet.settle()
-        moved = time.monotonic()
-        while (behind := self.reader.behind) and time.monotonic() < moved + STILL_S:
-            self.fleet.turn()
-            self._stopped(time.monotonic())
-            if self.reader.read(0.05):
-                moved = time.monotonic()
-        if behind:
-            self.violations.append(Violation("liveness", f"no output came for {STILL_S:g} s; left: {behind}"))
+    def quiet(self) -> None:
+        """All outputs come."""
+
+        def look() -> tuple[object, list[str]]:
+            behind = self.reader.behind
+            outputs = sum(map(len, self.reader.ordered.values()))
+            return outputs, [f"liveness: no output came for {STILL_S:g} s; left: {behind}"] if behind else []
+
+        self.violations += self.until_quiet(look, STILL_S)
+
+    def judge(self) -> None:
+        self.reader.close()
+        reader = Reader(self.ground)  # from the beginning, apart from the one that was there all the time
+        while reader.read(3.0):
+            pass
+        partitions = {
+            partition: Partition(reader.inputs[partition], self.acts.restarts[partition])
+            for partition in range(self.ground.partitions)
+        }
+        self.violations += [*self.acts.violations, *check(partitions, reader.found())]
+        ends, outputs = self.fleet.counts, sum(map(len, reader.ordered.values()))
+        self.counts += Counter({"kills": ends.kills, "at fail points": ends.points.total(), "stops": ends.stops})
+        self.counts += Counter(inputs=self.writer.written, outputs=outputs, letters=len(reader.found().letters))
+        reader.close()
+
+    def result(self) -> TransactionsResult:
+        is_coordinated = self.options.coordinated
+        return TransactionsResult(
+            f"transactions, {'coordinated' if is_coordinated else 'claimed'} group",
+            self.options.seed,
+            self.violations,
+            self.seconds,
+            counts=self.counts,
+            coordinated=is_coordinated,
+            points=dict(sorted(self.fleet.counts.points.items())),
+        )
 
 
 def _is_stopped(pid: int) -> bool:
@@ -245,17 +204,6 @@ def _is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:
         return False
-
-
-def run_campaign(
-    options: Options, kafka: RunningKafka | None = None, *, say: Say = lambda _: None
-) -> TransactionsResult:
-    """Run it, on a separate broker, which is killed, too; or on one that is not."""
-
-    def run(folder: Path, broker: RunningKafka, restarts: bool) -> TransactionsResult:
-        return _Campaign(options, folder, broker, restarts, say).run()
-
-    return run_on_a_broker("transactions", run, kafka, options.keep, say)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -267,7 +215,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--heartbeat-interval-ms", type=int, default=400, help="HI (400)")
 
 
-def runs(chosen: argparse.Namespace, say: Say) -> Iterator[TransactionsResult]:
+def runs(chosen: argparse.Namespace, say: Say) -> Iterator[Result]:
     """What the command runs."""
     kinds = [chosen.only] if chosen.only else ["claimed", "coordinated"]
     for kind in kinds:
@@ -276,8 +224,8 @@ def runs(chosen: argparse.Namespace, say: Say) -> Iterator[TransactionsResult]:
             seed=chosen.seed,
             coordinated=kind == "coordinated",
             workers=tuple(chosen.workers.split(",")),
-            heartbeat_interval_ms=chosen.heartbeat_interval_ms,
+            hi_ms=chosen.heartbeat_interval_ms,
             most_s=chosen.minutes * 60,
             keep=chosen.keep,
         )
-        yield run_campaign(options, say=say)
+        yield run_campaign(Transactions, options, say=say)

@@ -1,10 +1,10 @@
-"""What operators and others do to a group at work: repositions, dropped offsets, foreign commits, broker restarts."""
+"""What operators and others do to a group at work: repositions, dropped offsets, foreign commits."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
@@ -12,7 +12,6 @@ from random import Random
 from kafka_marshal.admin import Admin, Pause
 from kafka_marshal.engine.work.topic_mark import KAFKA_COUNTS
 from kafka_marshal.errors import KafkaUnavailableError
-from kafka_marshal.testing import RunningKafka
 from tests.campaigns.frame import Violation
 from tests.campaigns.transactions.ground import Ground, Offsets, Reader
 
@@ -28,26 +27,22 @@ WATCHED_S = 3.0
 class Acts:
     """What is done to the group; each waits until a worker has begun."""
 
-    def __init__(self, ground: Ground, reader: Reader, rng: Random, kafka: RunningKafka | None) -> None:
-        """kafka: restarted from time to time; None: never."""
+    def __init__(self, ground: Ground, reader: Reader, rng: Random) -> None:
         #: Partition → where the group was set to, in order.
         self.restarts: dict[int, list[int]] = defaultdict(list)
-        self.counts: Counter[str] = Counter()
         self.violations: list[Violation] = []
         #: While it is set, no worker may be stopped: a stopped owner would overwrite a foreign commit.
         self.none_stopped = threading.Event()
         self._ground = ground
         self._reader = reader
         self._rng = rng
-        self._kafka = kafka
         self._offsets = Offsets(ground)
         #: Partitions whose offset in Kafka counts. (Without the mark the next owner sets it, whatever it is.)
         self._marked: list[int] = []
 
     def all(self) -> list[Callable[[], None]]:
         """One after the other."""
-        acts = [self.backwards, self.forwards, self.drop, self.foreign]
-        return [*acts, self.restart] if self._kafka is not None else acts
+        return [self.backwards, self.forwards, self.drop, self.foreign]
 
     def close(self) -> None:
         """Nothing is under way."""
@@ -120,10 +115,3 @@ class Acts:
                 self._set(pause, partition, offset)
         finally:
             self.none_stopped.clear()
-
-    def restart(self) -> None:
-        """kill -9 of the broker."""
-        assert self._kafka is not None
-        self._kafka.kill()
-        time.sleep(self._rng.uniform(0.1, 2.0))
-        self._kafka.restart()

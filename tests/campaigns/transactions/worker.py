@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from kafka_marshal.ports import Message
 from kafka_marshal.testing.fail_points import POINTS, Doom, dying
 from tests.campaigns.chaos.lines import Pen
 from tests.campaigns.chaos.worker import Job as PlainJob
-from tests.campaigns.chaos.worker import lived
+from tests.campaigns.chaos.worker import lived, working
 from tests.campaigns.transactions.check import Output
 
 __all__ = ["KINDS", "WORKER", "Job", "run"]
@@ -71,21 +70,7 @@ class _Worker:
         def sent(cp: int, step: str, _: bytes) -> None:
             self.pen.write("sent", cp, step, "")
 
-        with (
-            dying(job.bootstrap, self.doom, sent),
-            Marshal(
-                job.bootstrap,
-                group_id=job.group,
-                client_id=job.client_id,
-                topic=job.coordination,
-                heartbeat_interval_ms=job.heartbeat_interval_ms,
-            ) as marshal,
-        ):
-            signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
-            if job.stop_after_s:
-                timer = threading.Timer(job.stop_after_s, marshal.stop)
-                timer.daemon = True
-                timer.start()
+        with dying(job.bootstrap, self.doom, sent), working(job) as marshal:
             with self.consumer(marshal) as consumer:
                 _WORK[job.kind](self, consumer)
             for alarm in marshal.alarms:
