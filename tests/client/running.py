@@ -169,6 +169,11 @@ class Running:
     def is_over(self) -> bool:
         return not self._thread.is_alive()
 
+    def stop(self, by: Marshal | Consumer) -> None:
+        """It ends in order when its member or its consumer is stopped."""
+        by.stop()
+        assert self.ended() is None
+
     def ended(self, within_s: float = 60.0) -> BaseException | None:
         """What it raised."""
         self._thread.join(within_s)

@@ -49,8 +49,7 @@ def test_a_handler_that_hangs_while_most_tries_fail_is_named_and_after_ten_secon
         wait_until(later.is_set, 90, what="others are tried")
     finally:
         end.set()
-        member.stop()
-    assert running.ended() is None
+        running.stop(member)
 
 
 def test_a_coroutine_that_swallows_its_cancellation_is_named_and_so_is_what_waits_for_it(
@@ -85,5 +84,4 @@ def test_a_coroutine_that_swallows_its_cancellation_is_named_and_so_is_what_wait
     finally:
         may_end.set()
         wait_until(lambda: {1, 3} <= done)
-        member.stop()
-    assert running.ended() is None
+        running.stop(member)

@@ -46,8 +46,7 @@ def test_a_message_that_always_fails_is_set_aside_and_redriven(crew: Crew, how: 
     assert bad.numbers == [1, 2, 3, 4, 5]
     if kind == "claims":
         wait_until(lambda: done_of(a, topic)[0] == 4, what="progress passes it")
-    a.stop()
-    assert running.ended() is None
+    running.stop(a)
     a.close()
 
     bad.is_fixed = True
@@ -62,8 +61,7 @@ def test_a_message_that_always_fails_is_set_aside_and_redriven(crew: Crew, how: 
     again.await_ended({(0, 1)})
     assert bad.numbers[5:] == [1]
     wait_until(lambda: parked(crew, topic) == [], what="it is done")
-    b.stop()
-    assert running.ended() is None
+    running.stop(b)
 
 
 @pytest.mark.parametrize("way", ["poll", "loop", "batches"])

@@ -36,8 +36,7 @@ def test_a_pause_that_ends_leaves_a_partition_with_a_stuck_key_at_work(crew: Cre
     wait_until(lambda: [x.releasing for x in a.health().held_back] == [""])
     gate.set()
     handlers.await_ended(places(6))
-    a.stop()
-    assert running.ended() is None
+    running.stop(a)
     handlers.check_order()
     assert set(handlers.ended.values()) == {1}
 

@@ -46,8 +46,7 @@ def test_all_is_handled_once_each_key_in_order_and_retries_keep_it(crew: Crew, h
     running = Running(consumer, handlers, retry=Retry(20, (0.001, 0.005)))
     everything = places(300) | places(300, 1) | places(300, 2)
     handlers.await_ended(everything)
-    a.stop()
-    assert running.ended() is None
+    running.stop(a)
     handlers.check_order()
     assert set(handlers.ended.values()) == {1}
     assert handlers.of("failed")
@@ -77,8 +76,7 @@ def test_a_stuck_key_stalls_no_other_and_a_restart_repeats_only_what_was_not_don
     assert sum(len(run.messages) for run in tracker.runs.values()) <= 4, "what is done is kept in memory"
     if kind == "claims":
         wait_until(lambda: done_of(a, topic) == (1, ((3, 3), (5, 3_004))))
-    a.stop()
-    assert running.ended() is None
+    running.stop(a)
     assert a.health().held_back == ()
     consumer.close()
     again = [(message.partition(), message.offset()) for message in islice(consumer_again(crew, topic), 3)]
@@ -90,8 +88,7 @@ def test_an_empty_topic_ends_with_stop(crew: Crew) -> None:
     a, consumer = crew.consumer("a", crew.topic(2))
     running = Running(consumer, Handlers())
     wait_until(lambda: consumer.assignment())
-    a.stop()
-    assert running.ended() is None
+    running.stop(a)
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -115,8 +112,7 @@ def test_offsets_that_are_never_delivered_hold_nothing_back(crew: Crew, how: str
     gate.set()
     handlers.await_ended(wanted)
     wait_until(lambda: (done_of(a, topic)[0] or 0) >= 18)
-    a.stop()
-    assert running.ended() is None
+    running.stop(a)
     assert set(handlers.ended) == wanted
 
 
@@ -145,8 +141,7 @@ def test_back_pressure_is_of_the_stuck_partition_alone_and_warned_of_once(
     wait_until(lambda: "nothing more of this partition is handed out" in caplog.text)
     gate.set()
     handlers.await_ended(places(3_000))
-    a.stop()
-    assert running.ended() is None
+    running.stop(a)
     handlers.check_order()
     assert set(handlers.ended.values()) == {1}
     assert caplog.text.count("nothing more of this partition is handed out") == 1
@@ -173,8 +168,7 @@ def test_a_failing_message_is_tried_again_in_its_place(crew: Crew, how: str) -> 
     a, consumer = crew.consumer("a", topic)
     running = Running(consumer, handlers, concurrency=2, retry=Retry(4, (0.1, 0.2)))
     handlers.await_ended(places(22))
-    a.stop()
-    assert running.ended() is None
+    running.stop(a)
     assert attempts == [(0, 1, 4, False), (0, 2, 4, False), (0, 3, 4, False), (0, 4, 4, True), (1, 1, 4, False)]
     handlers.check_order()
     began = [each.at for each in handlers.events if each.what == "begin" and each.place == (0, 0)]
@@ -215,8 +209,7 @@ def test_the_last_error_ends_the_run_and_the_consumer_continues(crew: Crew, how:
     is_bad.append(True)
     publish(crew, topic, ["e"])
     handlers.await_ended(places(9))
-    a.stop()
-    assert running.ended() is None
+    running.stop(a)
     assert set(handlers.ended.values()) == {1}
 
 
@@ -263,8 +256,7 @@ def test_what_cannot_be_deserialized_is_a_failure_of_its_handler(crew: Crew, how
         consumer, got.append if how == "threads" else awaited, deserialize=deserialize, order="partition", retry=QUICK
     )
     wait_until(lambda: len(got) == 3)
-    a.stop()
-    assert running.ended() is None
+    running.stop(a)
     assert got == [0, 10, 20]
 
 
@@ -293,8 +285,7 @@ def test_hooks_are_called_around_each_try_and_cannot_harm_it(
     a, consumer = crew.consumer("a", topic)
     running = Running(consumer, handlers, concurrency=1, order="partition", retry=QUICK, hooks=[hooks])
     handlers.await_ended(places(2))
-    a.stop()
-    assert running.ended() is None
+    running.stop(a)
     assert called == [
         ("before", 0, 1),
         ("failed", 0, ZeroDivisionError),

@@ -52,8 +52,7 @@ def test_a_thread_that_hangs_costs_the_lease_and_when_that_is_back_its_key_waits
     assert handlers.of("begin", "stuck") == [(0, 0)]
     gate.set()
     handlers.await_ended(places(13))
-    a.stop()
-    assert running.ended() is None
+    running.stop(a)
     handlers.check_order()
     assert handlers.of("begin", "stuck") == [(0, 0), (0, 0), (0, 1)]
 
@@ -77,8 +76,7 @@ def test_a_coroutine_that_takes_too_long_is_cancelled_as_a_failure(crew: Crew) -
     handlers.gate("slow").set()
     running = Running(consumer, handlers)
     handlers.await_ended(places(3))
-    a.stop()
-    assert running.ended() is None
+    running.stop(a)
 
 
 def test_a_coroutine_that_swallows_its_cancellation_harms_no_later_one(crew: Crew) -> None:
@@ -106,8 +104,7 @@ def test_a_coroutine_that_swallows_its_cancellation_harms_no_later_one(crew: Cre
     a, consumer = crew.consumer("a", topic, handler_timeout=0.3)
     running = Running(consumer, handle, concurrency=1, retry=None)
     wait_until(lambda: len(ended) == 2 or running.is_over)
-    a.stop()
-    assert running.ended() is None
+    running.stop(a)
     assert ended == [b"a", b"b"]
 
 
@@ -161,8 +158,7 @@ def test_after_drain_timeout_the_rest_comes_again(crew: Crew, how: str, caplog: 
     handlers.await_ended(places(4))
     publish(crew, topic, ["stuck", "d"])
     handlers.await_ended(places(6))
-    a.stop()
-    assert again.ended() is None
+    again.stop(a)
     handlers.check_order()
     assert set(handlers.ended.values()) == {1}
 
@@ -234,8 +230,7 @@ def test_a_second_ctrl_c_waits_no_longer(crew: Crew, how: str) -> None:
     running = Running(consumer, handlers)
     gate.set()
     handlers.await_ended(places(2))
-    a.stop()
-    assert running.ended() is None
+    running.stop(a)
     handlers.check_order()
 
 
@@ -315,8 +310,7 @@ def test_close_by_another_thread_lets_handlers_finish(crew: Crew, how: str, whol
     closing.join(15)
     assert running.ended() is None
     handlers.await_ended(places(3))
-    b.stop()
-    assert elsewhere.ended() is None
+    elsewhere.stop(b)
     handlers.check_order()
     assert set(handlers.ended.values()) == {1}
 
@@ -349,8 +343,7 @@ def test_one_run_at_a_time(crew: Crew) -> None:
             consumer.run(handlers.handle)
     gate.set()
     handlers.await_ended(places(2))
-    a.stop()
-    assert running.ended() is None
+    running.stop(a)
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -381,8 +374,7 @@ def test_a_handler_may_call_its_consumer(crew: Crew, how: str) -> None:
     publish(crew, topic, ["last"])
     handlers.await_ended([(0, 60)])
     wait_until(lambda: done_of(a, topic)[0] == 60)
-    a.stop()
-    assert running.ended() is None
+    running.stop(a)
     assert len(refused) == 1
     assert set(handlers.ended.values()) == {1}
     assert consumer.ignored_done >= 1
@@ -400,8 +392,7 @@ def test_a_loop_beside_a_run_shares_the_messages(crew: Crew) -> None:
         if (message := consumer.poll(0.05)) is not None:
             polled.append((message.partition() or 0, message.offset() or 0))
             consumer.done(message)
-    a.stop()
-    assert running.ended() is None
+    running.stop(a)
     assert not set(polled) & set(handlers.ended)
 
 

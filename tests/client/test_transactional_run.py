@@ -50,8 +50,7 @@ def test_what_handlers_produce_and_progress_appear_together_and_in_order(plant: 
     running = Running(consumer, handlers, transactions=True)
     plant.await_position(200)
     plant.await_position(60, 1)
-    member.stop()
-    assert running.ended() is None
+    running.stop(member)
     handlers.check_order()
     for name, count in (("a", 200), ("b", 60)):
         assert [x for x in plant.outputs() if x.startswith(name)] == [f"{name}-{offset}" for offset in range(count)]
@@ -325,8 +324,7 @@ def test_order_none_commits_in_order_of_offsets(plant: Plant) -> None:
         gates[offset].set()
     plant.await_position(4)
     assert plant.outputs() == ["0", "1", "2", "3"]
-    member.stop()
-    assert running.ended() is None
+    running.stop(member)
 
 
 def test_a_member_that_dies_before_a_commit_has_produced_nothing_and_the_next_one_does_it_once(plant: Plant) -> None:
@@ -364,8 +362,7 @@ def test_a_handler_left_behind_produces_nothing_and_its_message_comes_again(plan
     _, consumer = plant.consumer()
     running = Running(consumer, handlers, drain_timeout=0.05, transactions=True)
     handlers.await_ended({(0, 1)})
-    consumer.stop()
-    assert running.ended() is None
+    running.stop(consumer)
     consumer._stop_signal.clear()
     gate.set()
     handlers.await_ended({(0, 0)})
@@ -433,8 +430,7 @@ def test_a_recorded_run_is_the_same_when_it_is_fed_in_again(
         plant.put("abc")
         count += 3
         plant.await_position(count)
-    member.stop()
-    assert running.ended() is None
+    running.stop(member)
     consumer.close()
     member.close()
     replay = Replay(read_lines((tmp_path / "a").read_bytes(), release()))
@@ -490,8 +486,7 @@ def test_on_a_broker(crew: Crew, kind: str) -> None:
         if (message := reader.poll(0.2)) is not None and message.error() is None:
             seen[str(message.topic())].append(message)
     reader.close()
-    a.stop()
-    assert running.ended() is None
+    running.stop(a)
     failed = {50, 150, 250}
     for partition in range(2):
         values = [message.value().decode() for message in seen[out]]
