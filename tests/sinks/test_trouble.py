@@ -180,9 +180,9 @@ def test_postgres_the_connection_is_lost_in_the_middle(postgres: Postgres, datab
     with sink.transaction("group", CLAIM):
         pass
     # A connection cut while idle is replaced silently.
-    postgres.ask(
-        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database.rpartition('=')[2]}'"
-    )
+    ours = f"FROM pg_stat_activity WHERE datname = '{database.rpartition('=')[2]}'"
+    postgres.ask(f"SELECT pg_terminate_backend(pid) {ours}")
+    eventually(lambda: not postgres.ask(f"SELECT 1 {ours}"), what="the end of its process")
     with sink.transaction("group", [("flights", 0, 7, 10)]) as tx:
         assert tx.last_offset("flights", 0) == 9
     sink.close()
