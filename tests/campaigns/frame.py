@@ -48,8 +48,8 @@ __all__ = [
     "Settings",
     "StuckError",
     "Violation",
+    "in_a_folder",
     "run_campaign",
-    "run_on_a_broker",
 ]
 
 #: What an operator's command raises while no broker answers, or where another one was faster.
@@ -615,24 +615,16 @@ class Campaign(Generic[SettingsT]):
 ResultT = TypeVar("ResultT", bound=Result)
 
 
-def run_on_a_broker(
-    name: str, run: Callable[[Path, RunningKafka, bool], ResultT], kafka: RunningKafka | None, keep: bool, say: Say
-) -> ResultT:
-    """Call run(folder, broker, may be killed): on one made for it, which may, or on the given one, which may not.
-
-    If a promise was broken, or with keep, what the workers wrote down stays in the result's folder.
-    """
+def in_a_folder(name: str, run: Callable[[Path], ResultT], keep: bool, say: Say) -> ResultT:
+    """Call run(folder). If a promise was broken, or with keep, the folder stays, with what the workers wrote down."""
     folder = Path(tempfile.mkdtemp(prefix=f"kafka-marshal-{name}-"))
     is_kept = True
-    own = open_kafka(1, controllable=True) if kafka is None else None
     try:
-        result = run(folder, kafka or own, own is not None)  # type: ignore[arg-type]
+        result = run(folder)
         is_kept = keep or bool(result.violations)
         result.folder = str(folder) if is_kept else ""
         return result
     finally:
-        if own is not None:
-            own.stop()
         if not is_kept:
             shutil.rmtree(folder, ignore_errors=True)
         else:
@@ -647,8 +639,12 @@ def run_campaign(
     say: Say = lambda _: None,
 ) -> Result:
     """Run it on a broker made for it, which is killed, too; or on one that is not."""
-
-    def run(folder: Path, broker: RunningKafka, may_kill: bool) -> Result:
-        return story(options, folder, broker, may_kill, say).run()
-
-    return run_on_a_broker(story.NAME, run, kafka, options.keep, say)
+    own = open_kafka(1, controllable=True) if kafka is None else None
+    broker: Any = kafka or own
+    try:
+        return in_a_folder(
+            story.NAME, lambda folder: story(options, folder, broker, own is not None, say).run(), options.keep, say
+        )
+    finally:
+        if own is not None:
+            own.stop()

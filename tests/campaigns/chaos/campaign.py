@@ -6,9 +6,7 @@ What each did with each message is written down outside, and checked after a tim
 from __future__ import annotations
 
 import argparse
-import shutil
 import sqlite3
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +22,7 @@ from tests.campaigns.chaos.history import LogHistory
 from tests.campaigns.chaos.log import Follower, read_topic, write_dump
 from tests.campaigns.chaos.testbed import COORDINATION, Ground, Writer
 from tests.campaigns.chaos.worker import GRANT, KINDS, Job
-from tests.campaigns.frame import Result, Say
+from tests.campaigns.frame import Result, Say, in_a_folder
 
 __all__ = ["ChaosResult", "Options", "add_arguments", "run_campaign", "runs"]
 
@@ -339,25 +337,9 @@ class _Campaign:
             connection.close()
 
 
-def run_campaign(
-    options: Options, *, look: Look | None = None, say: Callable[[str], object] = lambda _: None
-) -> ChaosResult:
-    """Run it. look(fleet, seconds since the beginning): called often. say: called with progress every ten seconds.
-
-    If a promise was broken, or with ``keep``, all output stays in ``Result.folder``.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="kafka-marshal-chaos-"))
-    keep = True
-    try:
-        result = _Campaign(options, folder, look, say).run()
-        keep = options.keep or bool(result.violations)
-        result.folder = str(folder) if keep else ""
-        return result
-    finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            say(f"what was written down: {folder}")
+def run_campaign(options: Options, *, look: Look | None = None, say: Say = lambda _: None) -> ChaosResult:
+    """Run it. look(fleet, seconds since the beginning): called often. say: called with progress every ten seconds."""
+    return in_a_folder("chaos", lambda folder: _Campaign(options, folder, look, say).run(), options.keep, say)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
