@@ -119,7 +119,7 @@ sharers: setup ## members that share a partition by batches: 200 seeds with faul
 	$(PY) -m pytest -m campaign tests/engine/test_sharers.py tests/client/test_shared_batches.py $(ARGS)
 
 fuzz: setup ## INPUTS hostile records straight into the replay; with ARGS=--broker into a real log while workers work
-	$(PY) -m tests.campaigns.fuzz --inputs $(INPUTS) $(ARGS)
+	$(PY) -m tests.campaigns fuzz --inputs $(INPUTS) $(ARGS)
 
 MINUTES ?= 5
 SEED    ?=

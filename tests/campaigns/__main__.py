@@ -25,6 +25,7 @@ STORIES = {
     "chaos": "chaos.campaign",
     "checkpoints": "checkpoints.campaign",
     "freezes": "freezes",
+    "fuzz": "fuzz.campaign",
     "keeping": "keeping",
     "modes": "modes.story",
     "parks": "parks.story",

@@ -56,6 +56,8 @@ TIMEOUT_S: Final = 20.0
 #: Records between two checks of their outcomes; messages for the workers in each partition, meanwhile.
 BURST: Final = 400
 MESSAGES: Final = 1
+#: Records between two lines about how far it is: whole bursts.
+TELL_EVERY: Final = 50 * BURST
 #: Most records in transit: a flood that outruns its own reader learns no outcomes.
 WINDOW: Final = 10_000
 #: One record in this number is about the workers' leases.
@@ -95,11 +97,6 @@ class FloodReport:
     start_s: float = 0.0
     #: What is wrong.
     problems: list[str] = field(default_factory=list)
-
-    @property
-    def holds(self) -> bool:
-        """Whether all promises were kept."""
-        return not self.problems
 
     def claim_ms(self, share: float) -> float:
         """The quantile of the durations of claims by hand (ms)."""
@@ -218,7 +215,8 @@ class _Flood:
             began = time.monotonic()
             while self.report.records < self.wanted:
                 self.burst(log, (alo, amo))
-                self.progress(f"{self.report.records:,} of {self.wanted:,} records")
+                if self.report.records % TELL_EVERY == 0:
+                    self.progress(f"{self.report.records:,} of {self.wanted:,} records")
             for writer in (log, alo, amo):
                 writer.flush()
             self.read_to_end()

@@ -1,7 +1,11 @@
-"""Many stories in parallel, and the memory of their processes."""
+"""Hostile records, by grammar and by mutation: straight into the replay, or (--broker) into a real coordination log.
+
+Straight into it: many stories in parallel, and the memory of their processes.
+"""
 
 from __future__ import annotations
 
+import argparse
 import gc
 import multiprocessing
 import os
@@ -16,10 +20,11 @@ from statistics import median
 from typing import Any, Final
 
 from rationalizer.codes import ACCEPTED
+from tests.campaigns.frame import Result, Say
 from tests.campaigns.fuzz.author import LARGE_EVERY
 from tests.campaigns.fuzz.story import Story, run_story
 
-__all__ = ["INPUTS_A_STORY", "RSS_LIMIT_MB", "OfflineReport", "rss_mb", "run_offline"]
+__all__ = ["INPUTS_A_STORY", "RSS_LIMIT_MB", "OfflineReport", "add_arguments", "rss_mb", "run_offline", "runs"]
 
 INPUTS_A_STORY: Final = 2_000
 #: Stories per task of a process.
@@ -56,9 +61,10 @@ class OfflineReport:
         return max(map(_growth, self.memory.values()), default=0.0)
 
     @property
-    def holds(self) -> bool:
-        """Whether all promises were kept. Times are printed, not judged: the machine may have other work."""
-        return not self.total.findings and self.grown_mb <= RSS_LIMIT_MB
+    def violations(self) -> list[object]:
+        """Promises that were broken. Times are printed, not judged: the machine may have other work."""
+        grown = [f"a process has grown by {self.grown_mb:.0f} MB"] if self.grown_mb > RSS_LIMIT_MB else []
+        return [*self.total.findings, *grown]
 
     def tell(self) -> str:
         """One line of figures."""
@@ -110,6 +116,61 @@ class OfflineReport:
             "rss_limit_MB": RSS_LIMIT_MB,
             "rss_peak_MB": round(max(map(max, self.memory.values()), default=0.0), 1),
         }
+
+
+@dataclass(slots=True)
+class Fuzzed(Result):
+    """What either of them has found: its own line, and its own figures."""
+
+    line: str = ""
+    figures: dict[str, object] = field(default_factory=dict)
+
+    def tell(self) -> str:
+        """The figures, for people."""
+        return self.line
+
+    def to_json(self) -> dict[str, object]:
+        """For a file."""
+        return {"name": self.name, **self.figures}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument("--inputs", type=_number, default=100_000, help="how many (100,000)")
+    parser.add_argument("--seed", type=int, default=0, help="the first one (0); a log of 2,000 inputs has one")
+    parser.add_argument("--jobs", type=_number, default=os.cpu_count() or 1, help="processes (as many as processors)")
+    parser.add_argument("--story", action="store_true", help="only the log of this seed, to see a finding again")
+    parser.add_argument("--large-every", type=int, default=LARGE_EVERY, help="one input in so many is above 1 kB")
+    parser.add_argument("--keep-going", action="store_true", help="do not end at the first finding")
+    parser.add_argument("--broker", action="store_true", help="into a real log, while workers work (starts a broker)")
+
+
+def _number(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return int(text)
+
+
+def runs(chosen: argparse.Namespace, say: Say) -> Iterator[Result]:
+    """One of both."""
+    if chosen.broker:
+        from tests.campaigns.fuzz.broker import fuzz_a_broker  # a Kafka client, which no process of a story needs
+
+        flood = fuzz_a_broker(chosen.inputs, seed=chosen.seed, progress=say)
+        yield Fuzzed("broker", chosen.seed, flood.problems, line=flood.tell(), figures=flood.figures())
+        return
+    if chosen.story:
+        report = OfflineReport(run_story(chosen.seed, INPUTS_A_STORY, chosen.large_every))
+    else:
+        report = run_offline(
+            chosen.inputs,
+            first=chosen.seed,
+            jobs=chosen.jobs,
+            large_every=chosen.large_every,
+            keep_going=chosen.keep_going,
+            progress=lambda far: say(f"{far.total.inputs:,} inputs, {len(far.total.findings)} findings"),
+        )
+    yield Fuzzed("offline", chosen.seed, report.violations, line=report.tell(), figures=report.figures())
 
 
 def run_offline(
