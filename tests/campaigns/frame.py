@@ -61,7 +61,7 @@ LEAVES_S = 45.0
 #: Without faults something changes within this time (s), or the group is stuck.
 STILL_S = 90.0
 
-#: Between two looks at what is left (s).
+#: Between two times at which it reads what is left (s).
 LOOK_S = 0.3
 
 #: Nothing is done before this time (s).
