@@ -15,7 +15,6 @@ import pytest
 from kafka_marshal.ui import archive as archives
 from kafka_marshal.ui import folding
 from kafka_marshal.ui.archive import Archive, read_dump
-from kafka_marshal.ui.fold import History
 from rationalizer.dump import DumpError
 from tests.cli.test_replay import changed_dump
 from tests.client.conftest import wait_until
@@ -95,10 +94,9 @@ _PARENT = """
 import sys, threading
 from kafka_marshal.ui import folding
 from rationalizer import World
-see = folding.Progress(lambda *_: None, lambda *_: None, lambda *_: None)
 folding.processes = lambda: 2
 worlds = {cp: World(cp, 2) for cp in range(2)}
-folding.fold(folding.of_dump(sys.argv[1]), worlds, {0: 1, 1: 1}, threading.Event(), see)
+list(folding.fold(folding.of_dump(sys.argv[1]), worlds, {0: 1, 1: 1}, threading.Event()))
 """
 
 
@@ -139,20 +137,15 @@ def test_what_is_handed_over_is_shown_meanwhile(path: Path) -> None:
     from tests.ui.test_kept import folded, of_story
 
     log = of_story()
-    shown: list[int] = []
-
-    def show(history: History) -> None:
-        shown.append(sum(world.next_offset for world in history.worlds.values()))
-
     halves = list(range(log.partitions))[::2], list(range(log.partitions))[1::2]
     sent = (
-        *((folding._HISTORY, 0, 10), (folding._HISTORY, 0, 20), (folding._HISTORY, 1, 10), (folding._HISTORY, 1, 20)),
-        *((folding._DONE, 0, None), (folding._HISTORY, 1, 30), (folding._DONE, 1, None)),
+        *((folding.HISTORY, 0, 10), (folding.HISTORY, 0, 20), (folding.HISTORY, 1, 10), (folding.HISTORY, 1, 20)),
+        *((folding.DONE, 0, None), (folding.HISTORY, 1, 30), (folding.DONE, 1, None)),
     )
     answers_ = [(number, kind, pack(folded(log, upto, cps=halves[number]))) for kind, number, upto in sent]
-    see = folding.Progress(lambda *_: None, lambda *_: None, show)
-    found = folding._collect(2, answers_, see)
-    assert found is not None
-    assert shown == sorted(shown)
-    assert len(shown) == 3
+    *shown, (last, found) = folding._collect(2, answers_)
+    assert [kind for kind, _ in shown] == 3 * [folding.HISTORY]
+    sizes = [sum(world.next_offset for world in history.worlds.values()) for _, history in shown]
+    assert sizes == sorted(sizes)
+    assert last == folding.DONE
     assert answers(found) == answers(folded(log))

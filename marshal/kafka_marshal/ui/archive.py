@@ -295,22 +295,22 @@ def _side_by_side(
     if folding.processes() < 2 or len(history.worlds) < 2:
         return None
 
-    def read(done: int, of_all: int) -> None:
-        archive.progress = done, of_all
-
-    def problem(text: str) -> None:
-        archive.problem = text
-
-    def show(found: History) -> None:
-        archive.whole = found
-        archive.on_change()
-
+    whole: History | None = None
     try:
-        return folding.fold(task, history.worlds, sizes, stop, folding.Progress(read, problem, show))
+        for kind, found in folding.fold(task, history.worlds, sizes, stop):
+            if kind == folding.PROGRESS:
+                archive.progress = found
+            elif kind == folding.PROBLEM:
+                archive.problem = found
+            elif kind == folding.DONE:
+                whole = found
+            else:
+                archive.whole = found
+                archive.on_change()
     except (folding.ProcessLostError, OSError) as error:
         log(logging.WARNING, "fold_alone", "%s; the page reads the log by itself, which takes longer", error)
         archive.whole = history
-        return None
+    return whole
 
 
 def _pruned_text(history: History, log_starts: Mapping[int, int]) -> str:

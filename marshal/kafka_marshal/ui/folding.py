@@ -12,9 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import groupby
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -56,25 +55,16 @@ NICE: Final = 5
 _LINE: Final = b'{"partition": '
 _MOST_DIGITS: Final = 10
 
-#: What a process sends: (kind, content). Progress: (read, in all); a problem: its text; a history, the last one when
-#: it is done: packed; a failure: the error. And what is found instead: it ended with this status.
-_PROGRESS, _PROBLEM, _HISTORY, _DONE, _FAILED, _ENDED = "progress", "problem", "history", "done", "failed", "ended"
+#: What a process sends, and `fold` reports: (kind, content). Progress: (read, in all); a problem: why it does not
+#: continue, or what was changed in a dump, "" that it continues; a history, the last one when it is done.
+PROGRESS, PROBLEM, HISTORY, DONE = "progress", "problem", "history", "done"
+
+#: What else is found of a process: its error, or the status with which it ended.
+_FAILED, _ENDED = "failed", "ended"
 
 
 class ProcessLostError(Exception):
     """A process ended before its share was folded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a fold reports meanwhile."""
-
-    #: Called with (read, in all).
-    read: Callable[[int, int], object]
-    #: Called with why it does not continue, or what was changed in a dump; "": it continues.
-    problem: Callable[[str], object]
-    #: Called with the history so far.
-    history: Callable[[History], object]
 
 
 def runs(records: Iterable[tuple[int, LogEntry]], most: int) -> Iterator[tuple[int, list[LogEntry]]]:
@@ -109,9 +99,9 @@ def of_dump(path: str) -> dict[str, Any]:
 
 
 def fold(
-    task: Mapping[str, Any], worlds: Mapping[int, World], sizes: Mapping[int, int], stop: threading.Event, see: Progress
-) -> History | None:
-    """The history of a log that begins with these worlds (*blocking*); None: it was stopped.
+    task: Mapping[str, Any], worlds: Mapping[int, World], sizes: Mapping[int, int], stop: threading.Event
+) -> Iterator[tuple[str, Any]]:
+    """Fold a log that begins with these worlds (*blocking*): what it comes to, until all is done or it was stopped.
 
     sizes: how much there is of each CP. Raises ProcessLostError, DumpError, MarshalError.
     """
@@ -132,7 +122,7 @@ def fold(
                 pipe.send((task, pack(history)))
             except BrokenPipeError:
                 raise ProcessLostError("a process did not begin") from None
-        return _collect(len(shares), _answers(pipes, children, stop), see)
+        yield from _collect(len(shares), _answers(pipes, children, stop))
     finally:
         for child in children:
             child.kill()
@@ -164,33 +154,34 @@ def _answers(
                 yield number, _ENDED, f"status {children[number].wait()}"
 
 
-def _collect(count: int, answers: Iterable[tuple[int, str, Any]], see: Progress) -> History | None:
+def _collect(count: int, answers: Iterable[tuple[int, str, Any]]) -> Iterator[tuple[str, Any]]:
+    """What the processes come to together."""
     done: set[int] = set()
     read: dict[int, tuple[int, int]] = {}
     problems: dict[int, str] = {}
     packed: dict[int, bytes] = {}
     fresh: set[int] = set()
     for number, kind, content in answers:
-        if kind == _PROGRESS:
+        if kind == PROGRESS:
             read[number] = content
-            see.read(sum(each for each, _ in read.values()), sum(each for _, each in read.values()))
-        elif kind == _PROBLEM:
+            yield PROGRESS, (sum(each for each, _ in read.values()), sum(each for _, each in read.values()))
+        elif kind == PROBLEM:
             problems[number] = content
-            see.problem("; ".join(dict.fromkeys(filter(None, problems.values()))))
-        elif kind in (_HISTORY, _DONE):
+            yield PROBLEM, "; ".join(dict.fromkeys(filter(None, problems.values())))
+        elif kind in (HISTORY, DONE):
             packed[number] = content
             fresh.add(number)
-            done |= {number} if kind == _DONE else set()
+            done |= {number} if kind == DONE else set()
             if len(done) == count:
-                return merged([unpack(packed[number]) for number in sorted(packed)])
+                yield DONE, merged([unpack(packed[number]) for number in sorted(packed)])
+                return
             if len(fresh | done) == count:
                 fresh.clear()
-                see.history(merged([unpack(each) for each in packed.values()]))
+                yield HISTORY, merged([unpack(each) for each in packed.values()])
         elif kind == _FAILED:
             raise content
         elif number not in done:
             raise ProcessLostError(f"a process that folded the log ended ({content})")
-    return None
 
 
 def merged(parts: Sequence[History]) -> History:
@@ -282,14 +273,14 @@ class _Worker:
             self._folded += len(entries)
             if self._folded >= self._hand_over:
                 self._hand_over = HAND_OVER_GROWS * self._folded
-                self._pipe.send((_HISTORY, pack(self._history)))
-        self._pipe.send((_DONE, pack(self._history)))
+                self._pipe.send((HISTORY, pack(self._history)))
+        self._pipe.send((DONE, pack(self._history)))
 
     def _report(self, done: int, of_all: int) -> None:
         now = time.monotonic()
         if now >= self._reported + REPORT_S or done == of_all:
             self._reported = now
-            self._pipe.send((_PROGRESS, (done, of_all)))
+            self._pipe.send((PROGRESS, (done, of_all)))
 
     def _of_kafka(self) -> Iterator[tuple[int, list[LogEntry]]]:
         """Records from where the history is; while Kafka is away, it is tried again."""
@@ -313,7 +304,7 @@ class _Worker:
                     for cp, entries in log.read(begin, {cp: max(begin[cp], ends[cp]) for cp in worlds}, show):
                         if problem:
                             problem = ""
-                            self._pipe.send((_PROBLEM, ""))
+                            self._pipe.send((PROBLEM, ""))
                         log.check_marker(cp, entries[0])
                         yield cp, entries
                     return
@@ -321,7 +312,7 @@ class _Worker:
                     cluster.close()
             except KafkaUnavailableError as error:
                 problem = str(error)
-                self._pipe.send((_PROBLEM, problem))
+                self._pipe.send((PROBLEM, problem))
                 time.sleep(RETRY_S)
 
     def _of_dump(self) -> Iterator[tuple[int, list[LogEntry]]]:
@@ -336,7 +327,7 @@ class _Worker:
                 self._report(file.tell(), size)
         found = [dump_changed(each) for each in changed if each.partition in mine]
         if found:
-            self._pipe.send((_PROBLEM, "; ".join(found)))
+            self._pipe.send((PROBLEM, "; ".join(found)))
 
 
 def _lines(file: BinaryIO, mine: Container[int]) -> Iterator[bytes]:

@@ -241,21 +241,15 @@ class Page:
 
     def jobs(self, request: Request) -> dict[str, Any]:
         """The commands that were confirmed here."""
-        self._refuse_stranger(request)
-        assert self.steering is not None
-        return {"jobs": [job.json() for job in list(self.steering.jobs.values())]}
+        return {"jobs": [job.json() for job in list(self._steering_of(request).jobs.values())]}
 
     def plan(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         """The dry run of an action."""
-        self._refuse_stranger(request)
-        assert self.steering is not None
-        return self.steering.plan(str(body.get("action")), body)
+        return self._steering_of(request).plan(str(body.get("action")), body)
 
     def carry_out(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         """Carry out a plan."""
-        self._refuse_stranger(request)
-        assert self.steering is not None
-        return self.steering.run(str(body.get("plan"))).json()
+        return self._steering_of(request).run(str(body.get("plan"))).json()
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -272,13 +266,15 @@ class Page:
             return self.archive.reached()
         return max(world.log_time for world in history.worlds.values())
 
-    def _refuse_stranger(self, request: Request) -> None:
+    def _steering_of(self, request: Request) -> Steering:
+        """Raises PermissionError unless the request has its token."""
         if self.steering is None:
             raise PermissionError("This server only shows: it was started without --allow-steering.")
         if not self.steering.allows(request.headers.get(TOKEN_HEADER, "")):
             raise PermissionError(
                 "Steering needs the address with #token= that kafka-marshal ui printed when it was started."
             )
+        return self.steering
 
     def _group(self, name: str, moment: Moment | None) -> tuple[History, GroupHistory]:
         try:
