@@ -167,7 +167,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "sinks": (7, 2_710),
     "snapshots": (5, 1_030),
     "testing": (40, 11_250),
-    "ui": (10, 4_360),
+    "ui": (10, 4_350),
     "watchdog": (3, 940),
 }
 
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (350, 104_030)
+MOST_OF_ALL = (350, 104_020)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
