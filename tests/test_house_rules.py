@@ -154,7 +154,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (20, 5_620),
     "admin": (16, 6_170),
     "archive": (3, 820),
-    "checkpoints": (3, 630),
+    "checkpoints": (3, 580),
     "cli": (27, 8_010),
     "client": (35, 11_090),
     "engine": (59, 18_460),
@@ -162,9 +162,9 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "metrics": (6, 1_590),
     "node": (19, 4_550),
     "observe": (16, 5_930),
-    "pipeline": (21, 8_080),
+    "pipeline": (21, 8_070),
     "rationalizer": (44, 10_100),
-    "sinks": (7, 2_710),
+    "sinks": (7, 2_700),
     "snapshots": (5, 1_030),
     "testing": (40, 11_250),
     "ui": (10, 4_350),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (350, 104_020)
+MOST_OF_ALL = (350, 103_970)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -497,7 +497,6 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.work.run.Run": (29, 24),
     "kafka_marshal.engine.work.tracker.Tracker": (28, 10),
     "kafka_marshal.node.replica.Replica": (25, 17),
-    "kafka_marshal.pipeline.audit.observer.Observer": (29, 15),
     "kafka_marshal.testing.simulation.checks.Checks": (33, 16),
     "kafka_marshal.testing.simulation.member_invariants.MemberInvariants": (25, 20),
     "rationalizer.groups.group.Group": (26, 15),

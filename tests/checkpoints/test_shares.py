@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from kafka_marshal.checkpoints import Checkpoint, CheckpointPiece, Store
-from kafka_marshal.checkpoints.store import Folders, Place
+from kafka_marshal.files import Files
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.routing import key_hash
 from tests.checkpoints.conftest import restored
@@ -19,30 +19,28 @@ States = list[tuple[int, int, int | None]]
 _KEYS = {f"key {number}": key_hash(b"key %d" % number, 0) for number in range(60)}
 
 
-class InMemory(Store):
+class InMemory(Files):
     """The logic of a store, without one."""
 
+    name: str = "memory"
+
     def __init__(self) -> None:
-        super().__init__()
-        self.files: dict[Folders, dict[str, bytes]] = {}
+        self.files: dict[str, bytes] = {}
 
-    def _name(self) -> str:
-        return "memory"
+    def check(self) -> None: ...
 
-    def _check(self) -> None: ...
+    def write(self, path: str, data: bytes) -> None:
+        self.files[path] = data
 
-    def _write(self, place: Place, data: bytes) -> None:
-        self.files.setdefault(place.folders, {})[place.name] = data
+    def read(self, path: str) -> bytes | None:
+        return self.files.get(path)
 
-    def _read(self, place: Place) -> bytes | None:
-        return self.files.get(place.folders, {}).get(place.name)
+    def names(self, folder: str) -> list[str]:
+        return [path.rpartition("/")[2] for path in self.files if path.startswith(f"{folder}/")]
 
-    def _list(self, folders: Folders) -> list[str]:
-        return list(self.files.get(folders, {}))
-
-    def _delete(self, places: list[Place]) -> None:
-        for place in places:
-            self.files[place.folders].pop(place.name, None)
+    def delete(self, paths: list[str]) -> None:
+        for path in paths:
+            self.files.pop(path, None)
 
 
 class Partition:
@@ -50,7 +48,8 @@ class Partition:
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
-        self.store = InMemory()
+        self.files = InMemory()
+        self.store = Store(self.files)
         self.id = 0
         #: Of the newest checkpoint and of one before it: (lo, hi, id) of all keys, and what is done of each key.
         self.newest: tuple[States, Counter[str]] = ([(0, MAX_KEY_HASH, None)], Counter())
@@ -123,4 +122,4 @@ def test_each_key_has_the_state_of_its_position(seed: int) -> None:
         if partition.random.random() < 0.05:
             partition.roll_back()
             partition.cut_shares_again()
-    assert len(partition.store.files.get(("delays", "flights", "3"), {})) < 60
+    assert len(partition.files.names("delays/flights/3")) < 60

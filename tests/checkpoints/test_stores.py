@@ -195,7 +195,7 @@ def test_what_another_member_saves_or_deletes_meanwhile(make: Make) -> None:
         else:
             theirs.collect(collected(checkpoint))
         ours.collect(collected(checkpoint))
-    folder = make()._list(("delays", "flights", "3"))
+    folder = make()._list("delays/flights/3")
     assert [name[:19] for name in folder] == [f"{39:019d}"]
 
 

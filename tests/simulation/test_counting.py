@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from kafka_marshal.checkpoints.store import Place
 from kafka_marshal.testing.simulation.counting import States
 from rationalizer import Progress
 from rationalizer.groups.checkpoints import Barrier, Checkpoints, Kept, Key, Version, saved_nowhere
@@ -31,8 +30,8 @@ class _Group:
     def saves(self, key: Key, checkpoint: int, *counts: int) -> Version:
         """Counts of offsets 0, 1 …, of which all are done."""
         data = json.dumps({offset: (times, None) for offset, times in enumerate(counts)}).encode()
-        place = Place(("", key[0], str(key[1])), f"{checkpoint}-{0:016x}-{MAX_KEY_HASH:016x}.state")
-        self.states.files = {**self.states.files, place: b"head\n" + data}
+        path = f"g/{key[0]}/{key[1]}/{checkpoint}-{0:016x}-{MAX_KEY_HASH:016x}.state"
+        self.states.files = {**self.states.files, path: b"head\n" + data}
         return _version(checkpoint, checkpoint, len(counts) - 1)
 
     def sees(self, barrier: Barrier | None = None) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -24,9 +23,6 @@ from kafka_marshal.errors import ConfigurationError, StateError, StateMissingErr
 from kafka_marshal.files import BucketFiles, Files, FilesError, FolderFiles
 from kafka_marshal.logs import RateLimitedLog
 from rationalizer.limits import MAX_KEY_HASH
-
-#: Of a group, of a topic, of a partition: the last one has all its states.
-Folders = tuple[str, str, str]
 
 #: In front of the bytes of a state: xxh3 of them, and their number. So a file that was cut or changed is found.
 _HEAD: Final = re.compile(rb"kafka-marshal state 1 ([0-9a-f]{16}) (\d+)\n")
@@ -56,16 +52,6 @@ class SavedPart(NamedTuple):
         return has_key(self.lo, self.hi, key, offset)
 
 
-class Place(NamedTuple):
-    """Where a state lies."""
-
-    folders: Folders
-    name: str
-
-    def __str__(self) -> str:
-        return "/".join((*self.folders, self.name))
-
-
 class _Found(NamedTuple):
     """A state, for which keys it is used, and whether it has others."""
 
@@ -73,12 +59,13 @@ class _Found(NamedTuple):
     has_others: bool
 
 
-class Store(ABC):
+class Store:
     """Saves states of pieces and loads them again. Any thread may use it. Subclasses say where files are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: Files) -> None:
+        self._files = files
         #: Folder of a partition → names of states there that we know, and how often to use them before they are listed.
-        self._known: dict[Folders, tuple[set[str], int]] = {}
+        self._known: dict[str, tuple[set[str], int]] = {}
         self._checked = False
         self._log = RateLimitedLog(lambda: time.monotonic() * 1_000)
 
@@ -92,10 +79,12 @@ class Store(ABC):
         arguments.a_whole("checkpoint", checkpoint)
         arguments.an_instance("piece", piece, CheckpointPiece, "one of checkpoint.pieces")
         data = bytes(arguments.an_instance("state", state, (bytes, bytearray, memoryview), "bytes"))
-        place = Place(_folders(piece), _name(checkpoint, piece.lo, piece.hi))
-        self._write(place, b"kafka-marshal state 1 %016x %d\n" % (xxh3_64_intdigest(data), len(data)) + data)
-        if place.folders in self._known:
-            self._known[place.folders][0].add(place.name)
+        folder, name = _folder(piece), _name(checkpoint, piece.lo, piece.hi)
+        self._write(
+            f"{folder}/{name}", b"kafka-marshal state 1 %016x %d\n" % (xxh3_64_intdigest(data), len(data)) + data
+        )
+        if folder in self._known:
+            self._known[folder][0].add(name)
 
     def load(self, piece: RestorePiece, missing: Any = _REFUSE) -> Any:
         """The state that belongs to the position of this piece; None: nothing is done yet, and there is none.
@@ -139,25 +128,25 @@ class Store(ABC):
             needed = checkpoint.needed.get(key)
             if needed is None:
                 continue  # it is not known what is needed
-            folders = _folders(piece)
+            folder = _folder(piece)
             try:
-                deleted += self._collect(folders, checkpoint.id, needed)
+                deleted += self._collect(folder, checkpoint.id, needed)
             except StateError as error:
-                self._known.pop(folders, None)
+                self._known.pop(folder, None)
                 self._log.warn("states_kept", key, f"States that are not needed any more were not deleted: {error}")
         return deleted
 
-    def _collect(self, folders: Folders, before: int, needed: Container[int]) -> int:
+    def _collect(self, folder: str, before: int, needed: Container[int]) -> int:
         """Delete what is older than ``before`` and not needed. Raises StateError."""
-        names, uses = self._known.get(folders) or (set(self._list(folders)), _LIST_EVERY)
+        names, uses = self._known.get(folder) or (set(self._list(folder)), _LIST_EVERY)
         ids = {name: int(match[1]) for name in names if (match := _NAME.fullmatch(name))}
         old = {name for name, saved in ids.items() if saved < before and saved not in needed}
         if old:
-            self._delete([Place(folders, name) for name in sorted(old)])
+            self._delete([f"{folder}/{name}" for name in sorted(old)])
         if uses:
-            self._known[folders] = names - old, uses - 1
+            self._known[folder] = names - old, uses - 1
         else:
-            self._known.pop(folders, None)
+            self._known.pop(folder, None)
         return len(old)
 
     # How a state is found.
@@ -180,34 +169,35 @@ class Store(ABC):
 
     def _saved(self, piece: RestorePiece, lo: int, hi: int, checkpoint: int) -> Iterator[_Found]:
         """What was saved under this id for the keys lo … hi. Raises StateMissingError unless it is there for all."""
-        folders = _folders(piece)
-        exact = self._state(piece, Place(folders, _name(checkpoint, lo, hi)))
+        folder = _folder(piece)
+        exact = self._state(piece, f"{folder}/{_name(checkpoint, lo, hi)}")
         if exact is not None:
             yield _Found(SavedPart(lo, hi, exact), False)
             return
-        saved = [range_ for id_, *range_ in map(_parsed, self._list(folders)) if id_ == checkpoint]
+        saved = [range_ for id_, *range_ in map(_parsed, self._list(folder)) if id_ == checkpoint]
         while lo <= hi:
             # Pieces of one checkpoint do not overlap; of what does all the same, the longest is the owner's.
             last, first = max(((last, first) for first, last in saved if first <= lo <= last), default=(-1, -1))
-            state = None if last < 0 else self._state(piece, Place(folders, _name(checkpoint, first, last)))
+            state = None if last < 0 else self._state(piece, f"{folder}/{_name(checkpoint, first, last)}")
             if state is None:
-                raise self._gone(piece, Place(folders, _name(checkpoint, lo, hi)), checkpoint)
+                raise self._gone(piece, f"{folder}/{_name(checkpoint, lo, hi)}", checkpoint)
             yield _Found(SavedPart(lo, min(last, hi), state), (first, last) != (lo, min(last, hi)))
             lo = last + 1
 
-    def _state(self, piece: RestorePiece, place: Place) -> bytes | None:
+    def _state(self, piece: RestorePiece, path: str) -> bytes | None:
         """The bytes of a state; None: there is none. Raises StateMissingError if they are not what was saved."""
-        data = self._read(place)
+        data = self._read(path)
         if data is None:
             return None
         head = _HEAD.match(data)
         state = data[head.end() :] if head else b""
         if head is None or (int(head[1], 16), int(head[2])) != (xxh3_64_intdigest(state), len(state)):
-            raise self._gone(piece, place, _parsed(place.name)[0], f"{self._name()}/{place} was cut or changed")
+            checkpoint = _parsed(path.rpartition("/")[2])[0]
+            raise self._gone(piece, path, checkpoint, f"{self._files.name}/{path} was cut or changed")
         return state
 
-    def _gone(self, piece: RestorePiece, place: Place, checkpoint: int, why: str = "") -> StateMissingError:
-        why = why or f"there is no {place} in {self._name()}"
+    def _gone(self, piece: RestorePiece, path: str, checkpoint: int, why: str = "") -> StateMissingError:
+        why = why or f"there is no {path} in {self._files.name}"
         return StateMissingError(
             f"{_shown(piece)}: the state that belongs to its position {piece.position} was saved at checkpoint "
             f"{checkpoint}, and {why}. Without it, what was done before would be missing from the state. Nothing was "
@@ -219,62 +209,27 @@ class Store(ABC):
             checkpoint=checkpoint,
         )
 
-    # What a store does with files. Each raises StateError.
-
-    @abstractmethod
-    def _name(self) -> str:
-        """What it is called in messages; no password in it."""
-
-    @abstractmethod
-    def _check(self) -> None:
-        """Whether the store can be reached."""
-
-    @abstractmethod
-    def _write(self, place: Place, data: bytes) -> None:
-        """Whole, or not at all; safe when it returns."""
-
-    @abstractmethod
-    def _read(self, place: Place) -> bytes | None:
-        """None: there is none."""
-
-    @abstractmethod
-    def _list(self, folders: Folders) -> list[str]:
-        """Names in the folder of a partition; none if there is no such folder. Never an old answer."""
-
-    @abstractmethod
-    def _delete(self, places: list[Place]) -> None:
-        """What is gone already does not matter."""
-
-
-class FiledStore(Store):
-    """States in files of a folder or of a bucket."""
-
-    def __init__(self, files: Files) -> None:
-        super().__init__()
-        self._files = files
-
-    def _name(self) -> str:
-        return self._files.name
+    # What it does with files. Each raises StateError.
 
     def _check(self) -> None:
         with self._saying("the store can't be reached, so no state can be found. Nothing was read"):
             self._files.check()
 
-    def _write(self, place: Place, data: bytes) -> None:
-        with self._saying(f"the state {place} was not saved, and its piece keeps the one before"):
-            self._files.write(str(place), data)
+    def _write(self, path: str, data: bytes) -> None:
+        with self._saying(f"the state {path} was not saved, and its piece keeps the one before"):
+            self._files.write(path, data)
 
-    def _read(self, place: Place) -> bytes | None:
-        with self._saying(f"the state {place} can't be read"):
-            return self._files.read(str(place))
+    def _read(self, path: str) -> bytes | None:
+        with self._saying(f"the state {path} can't be read"):
+            return self._files.read(path)
 
-    def _list(self, folders: Folders) -> list[str]:
-        with self._saying(f"the states in {'/'.join(folders)} can't be listed"):
-            return self._files.names("/".join(folders))
+    def _list(self, folder: str) -> list[str]:
+        with self._saying(f"the states in {folder} can't be listed"):
+            return self._files.names(folder)
 
-    def _delete(self, places: list[Place]) -> None:
-        with self._saying(f"{len(places)} states can't be deleted"):
-            self._files.delete([str(place) for place in places])
+    def _delete(self, paths: list[str]) -> None:
+        with self._saying(f"{len(paths)} states can't be deleted"):
+            self._files.delete(paths)
 
     @contextmanager
     def _saying(self, what: str) -> Iterator[None]:
@@ -301,8 +256,9 @@ def _shown(piece: RestorePiece) -> str:
     return f"{piece.topic} [{piece.partition}]" + ("" if is_whole else f", key hashes {piece.lo} to {piece.hi}")
 
 
-def _folders(piece: CheckpointPiece | RestorePiece) -> Folders:
-    return _plain(piece.group_id), _plain(piece.topic), str(piece.partition)
+def _folder(piece: CheckpointPiece | RestorePiece) -> str:
+    """Has all states of a partition."""
+    return f"{_plain(piece.group_id)}/{_plain(piece.topic)}/{piece.partition}"
 
 
 def _plain(name: str) -> str:
@@ -349,7 +305,7 @@ def _less(lo: int, hi: int, others: Iterable[tuple[int, int]]) -> Iterator[tuple
         yield lo, hi
 
 
-class Folder(FiledStore):
+class Folder(Store):
     """A folder that all members of the group can reach; it is made if its parent is there.
 
     A state is written beside its place, flushed to the disk, and renamed: it is there as a whole, or not at all.
@@ -365,7 +321,7 @@ class Folder(FiledStore):
         super().__init__(FolderFiles(given))
 
 
-class Bucket(FiledStore):
+class Bucket(Store):
     """A bucket, or a part of one, such as ``s3://bucket/delays``. Its extra brings s3fs, for S3.
 
     An object store shows an object as a whole, or not at all, and has it safe when it says so. For another one install

@@ -71,6 +71,10 @@ FENCES = Table(
 )
 TABLES = (PROGRESS, DONE, FENCES)
 
+#: What is stored of one partition, and the row of one that was never written.
+ROW = "SELECT last_offset, epoch FROM kafka_marshal_progress WHERE group_id = ? AND topic = ? AND partition = ?"
+_ADD_ROW = "INSERT INTO kafka_marshal_progress VALUES (?, ?, ?, -1, -1) ON CONFLICT DO NOTHING"
+
 #: How a partition is held until the transaction ends: shared with transactions of records; for ourselves, after those
 #: that run; "free": for ourselves if none runs; "merging": for a short change that transactions of records need not
 #: wait for, left out while another makes one.
@@ -223,6 +227,11 @@ class Database(ABC, Generic[Connection]):
         """Run these in order, each after what was committed before it; the rows of each."""
         return [self._run(connection, sql, parameters).fetchall() for sql, parameters in statements]
 
+    def _add_rows(self, connection: Connection, group_id: str, keys: Iterable[Key]) -> None:
+        """Make these rows where absent."""
+        for key in keys:
+            self._run(connection, _ADD_ROW, (group_id, *key))
+
     # Work.
 
     @contextmanager
@@ -256,8 +265,9 @@ class Database(ABC, Generic[Connection]):
     @abstractmethod
     def _connect(self) -> Connection: ...
 
-    @abstractmethod
-    def _is_alive(self, connection: Connection) -> bool: ...
+    def _is_alive(self, connection: Connection) -> bool:
+        """Whether a connection that lay idle still works."""
+        return True
 
     @abstractmethod
     def _disconnect(self, connection: Connection) -> None: ...

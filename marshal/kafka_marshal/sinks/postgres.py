@@ -14,7 +14,7 @@ from kafka_marshal import arguments
 from kafka_marshal.errors import SinkError
 from kafka_marshal.sinks.base import FencedSink, Progress
 from kafka_marshal.sinks.claims import NOTHING_WRITTEN
-from kafka_marshal.sinks.database import PROGRESS, TABLES, Lists, Lock, Table, ended_early, wrong_shape
+from kafka_marshal.sinks.database import PROGRESS, ROW, TABLES, Lists, Lock, Table, ended_early, wrong_shape
 from kafka_marshal.types import Key
 
 if TYPE_CHECKING:
@@ -61,7 +61,6 @@ _WHY = {
     "58": ("PostgreSQL's own machine fails", "Check its log", True),
 }
 
-_ROW = "SELECT last_offset, epoch FROM kafka_marshal_progress WHERE group_id = %s AND topic = %s AND partition = %s"
 #: Lock → (what takes the gate, what locks the row).
 _LOCKS: dict[Lock, tuple[str, str]] = {
     "shared": ("SELECT pg_advisory_xact_lock_shared(%s)", ""),
@@ -261,11 +260,7 @@ class PostgresSink(FencedSink["Connection"]):
         # transaction: in a pool with N of them, N such transactions would wait for each other.
         if absent := [key for key in keys if (group_id, key) not in self._known]:
             with self._scope(connection):
-                for key in absent:
-                    connection.execute(
-                        "INSERT INTO kafka_marshal_progress VALUES (%s, %s, %s, -1, -1) ON CONFLICT DO NOTHING",
-                        (group_id, *key),
-                    )
+                self._add_rows(connection, group_id, absent)
             self._known.update((group_id, key) for key in absent)
 
     def _lock_rows(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Progress]:
@@ -286,7 +281,7 @@ class PostgresSink(FencedSink["Connection"]):
         # locks are given in the order they were asked for. What their last holder did, the next statement sees.
         gate, clause = _LOCKS[lock]
         statements: list[tuple[str, Sequence[Any]]] = [(gate, (_gate(group_id, key),))] if gate else []
-        *taken, found = self._run_all(connection, *statements, (_ROW + clause, (group_id, *key)))
+        *taken, found = self._run_all(connection, *statements, (ROW + clause, (group_id, *key)))
         if not found and lock == "shared":
             self._known.discard((group_id, key))
         return None if not found or taken == [[(False,)]] else Progress(*found[0])

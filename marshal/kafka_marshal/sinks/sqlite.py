@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kafka_marshal import arguments
 from kafka_marshal.sinks.base import FencedSink, Progress
-from kafka_marshal.sinks.database import TABLES, Lists, Lock, Table, ended_early, wrong_shape
+from kafka_marshal.sinks.database import ROW, TABLES, Lists, Lock, Table, ended_early, wrong_shape
 from kafka_marshal.types import Key
 
 #: The beginning of SQLite's error name → (what it means, what to do, whether trying again makes sense).
@@ -35,8 +35,6 @@ _WHY = {
         False,
     ),
 }
-
-_ROW = "SELECT last_offset, epoch FROM kafka_marshal_progress WHERE group_id = ? AND topic = ? AND partition = ?"
 
 
 class SqliteSink(FencedSink[sqlite3.Connection]):
@@ -73,9 +71,6 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
     def _connect(self) -> sqlite3.Connection:
         # The sink begins and ends transactions, and a thread may use what another has opened.
         return sqlite3.connect(self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False)
-
-    def _is_alive(self, connection: sqlite3.Connection) -> bool:
-        return True
 
     def _disconnect(self, connection: sqlite3.Connection) -> None:
         connection.close()
@@ -114,19 +109,12 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
             raise
 
     def _lock_rows(self, connection: sqlite3.Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Progress]:
-        stored = {}
-        for key in keys:
-            connection.execute(
-                "INSERT INTO kafka_marshal_progress VALUES (?, ?, ?, -1, -1) ON CONFLICT DO NOTHING",
-                (group_id, *key),
-            )
-            [(last_offset, epoch)] = connection.execute(_ROW, (group_id, *key))
-            stored[key] = Progress(last_offset, epoch)
-        return stored
+        self._add_rows(connection, group_id, keys)
+        return {key: Progress(*connection.execute(ROW, (group_id, *key)).fetchone()) for key in keys}
 
     def _row(self, connection: sqlite3.Connection, group_id: str, key: Key, lock: Lock) -> Progress | None:
         # The transaction has the whole database for itself.
-        found = connection.execute(_ROW, (group_id, *key)).fetchone()
+        found = connection.execute(ROW, (group_id, *key)).fetchone()
         return None if found is None else Progress(*found)
 
     def _check_still_open(self, connection: sqlite3.Connection) -> None:

@@ -271,7 +271,10 @@ class Observer:
                     sender = message.group_id, message.client_id, message.instance_id
                     names = (*sender, message.topic, message.partition, said)
                     if code != codes.WRONG_PARTITION:
-                        self._lease_record(kind, message, outcome.accepted, code)
+                        if kind == SettlingMessages.TYPE:
+                            self._holes.name(message)
+                        key = self._judge(kind, message, outcome.accepted, code)
+                        self._compare(key, getattr(message, "epoch", None))
                 else:
                     names = (message.group_id, message.client_id, message.instance_id, None, None, None)
                     if outcome.of_group:
@@ -304,12 +307,6 @@ class Observer:
         self._notes.flush()
 
     # -- record by record ------------------------------------------------------------------------------------------
-
-    def _lease_record(self, kind: int, message: Any, accepted: bool, code: str) -> None:
-        """A record that names one lease."""
-        if kind == SettlingMessages.TYPE:
-            self._holes.name(message)
-        self._compare(self._judge(kind, message, accepted, code), getattr(message, "epoch", None))
 
     def _judge(self, kind: int, message: Any, accepted: bool, code: str) -> LeaseKey:
         """Check the outcome against the previous state; returns the lease."""

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_marshal.checkpoints import Checkpoint, Restore, RestorePiece
-from kafka_marshal.checkpoints.store import Place
 from kafka_marshal.testing.simulation.holdings import member
 from kafka_marshal.testing.simulation.living import Living
 from kafka_marshal.types import Key
@@ -151,7 +150,7 @@ class States:
     def __init__(self, fail: Callable[[str, str], None]) -> None:
         self._fail = fail
         #: The contents of the store.
-        self.files: Mapping[Place, bytes] = {}
+        self.files: Mapping[str, bytes] = {}
         #: Checkpoints that were completed.
         self.completed: int = 0
         #: Partition → the key hash of each message.
@@ -231,16 +230,18 @@ class States:
     def _saved(self, key: Key, checkpoint: int) -> list[tuple[int, int, dict[int, int]]]:
         """(lo, hi, counts) of the states of a partition that were saved under an id."""
         found = []
-        for place, data in self.files.items():
-            number, lo, hi = place.name.partition(".")[0].split("-")
-            if place.folders[1:] == (key[0], str(key[1])) and int(number) == checkpoint:
+        for path, data in self.files.items():
+            _, topic, partition, name = path.split("/")
+            number, lo, hi = name.partition(".")[0].split("-")
+            if (topic, partition) == (key[0], str(key[1])) and int(number) == checkpoint:
                 counts = json.loads(data.partition(b"\n")[2])
                 found.append((int(lo, 16), int(hi, 16), {int(offset): each[0] for offset, each in counts.items()}))
         return found
 
     def _check_kept(self, versions: Mapping[Key, Iterable[Version]]) -> None:
         """Each state that a version names is in the store."""
-        there = {(*place.folders[1:], int(place.name.partition("-")[0])) for place in self.files}
+        parts = [path.split("/") for path in self.files]
+        there = {(topic, partition, int(name.partition("-")[0])) for _, topic, partition, name in parts}
         for key, each in versions.items():
             for version in each:
                 for _, _, state in version.states:

@@ -8,14 +8,14 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from kafka_marshal.adapters.message import Message
-from kafka_marshal.checkpoints import Checkpoint, CheckpointPiece, CheckpointPolicy, Restore
-from kafka_marshal.checkpoints.store import Folders, Place, Store
+from kafka_marshal.checkpoints import Checkpoint, CheckpointPiece, CheckpointPolicy, Restore, Store
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.group_consumer import GroupConsumer
 from kafka_marshal.client.handling import Retry
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.errors import ConfigurationError, StateError
+from kafka_marshal.files import Files
 from kafka_marshal.testing.simulation.holdings import place_of
 from kafka_marshal.testing.simulation.process import Job
 from kafka_marshal.testing.simulation.scenario import Client, Counting
@@ -41,31 +41,29 @@ class FailedError(Exception):
     """A handler's failure that is worth another attempt."""
 
 
-class _Memory(Store):
-    """A store that all processes of a story share."""
+class _Memory(Files):
+    """Files that all processes of a story share."""
 
-    def __init__(self, files: dict[Place, bytes]) -> None:
-        super().__init__()
+    name: str = "memory"
+
+    def __init__(self, files: dict[str, bytes]) -> None:
         self._files = files
 
-    def _name(self) -> str:
-        return "memory"
-
-    def _check(self) -> None:
+    def check(self) -> None:
         """It is always there."""
 
-    def _write(self, place: Place, data: bytes) -> None:
-        self._files[place] = data
+    def write(self, path: str, data: bytes) -> None:
+        self._files[path] = data
 
-    def _read(self, place: Place) -> bytes | None:
-        return self._files.get(place)
+    def read(self, path: str) -> bytes | None:
+        return self._files.get(path)
 
-    def _list(self, folders: Folders) -> list[str]:
-        return [place.name for place in self._files if place.folders == folders]
+    def names(self, folder: str) -> list[str]:
+        return [path.rpartition("/")[2] for path in self._files if path.startswith(f"{folder}/")]
 
-    def _delete(self, places: list[Place]) -> None:
-        for place in places:
-            self._files.pop(place, None)
+    def delete(self, paths: list[str]) -> None:
+        for path in paths:
+            self._files.pop(path, None)
 
 
 class _Counts:
@@ -75,7 +73,7 @@ class _Counts:
         self._job = job
         self._fails = counting.fails
         self._hi = job.heartbeat_interval_ms / 1000
-        self._states = _Memory(job.files)
+        self._states = Store(_Memory(job.files))
         #: Partition → offset → (how often, key).
         self._counts: dict[Key, dict[int, tuple[int, str | None]]] = {}
 

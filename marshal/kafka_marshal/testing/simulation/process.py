@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kafka_marshal.admin import Admin
 from kafka_marshal.checkpoints import Checkpoint, Restore
-from kafka_marshal.checkpoints.store import Place
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.engine.work.lanes import Order
@@ -214,7 +213,7 @@ class Job:
         #: Kills the process; it is restarted.
         self.on_death: Callable[[Process], object] = lambda _: None
         #: Where states are saved.
-        self.files: dict[Place, bytes] = store.files
+        self.files: dict[str, bytes] = store.files
 
     @property
     def session_timeout_ms(self) -> int:
@@ -374,7 +373,7 @@ class Store:
         self.epochs: dict[Key, int] = {}
         self.last_offsets: dict[Key, int] = {}
         #: States of groups that take checkpoints.
-        self.files: dict[Place, bytes] = {}
+        self.files: dict[str, bytes] = {}
 
 
 class Database:
