@@ -158,9 +158,9 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "cli": (27, 8_010),
     "client": (35, 11_090),
     "engine": (59, 18_460),
-    "kafka_marshal": (16, 2_780),
+    "kafka_marshal": (14, 2_760),
     "metrics": (6, 1_590),
-    "node": (19, 4_550),
+    "node": (17, 4_470),
     "observe": (16, 5_930),
     "pipeline": (21, 8_070),
     "rationalizer": (44, 10_100),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (350, 103_970)
+MOST_OF_ALL = (346, 103_820)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -83,10 +83,7 @@ def a_whole(name: str, value: object, least: int = 0, most: int = MOST_OFFSET) -
 
 def seconds(name: str, value: object, *, above: float | None = None, below: float = MOST_SECONDS) -> float:
     """Seconds: a finite number (numpy's, too, but no bool), not below 0; above, below: within these, both excluded."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    number = float(value) if is_number else nan  # type: ignore[arg-type]
-    if not isfinite(number):
-        raise wrong(name, "a number of seconds", value)
+    number = _finite(name, value, "a number of seconds")
     if number < 0 or (above is not None and number <= above):
         raise wrong(name, "at least 0 seconds" if above is None else f"above {above:g} seconds", value)
     if number >= below:
@@ -96,10 +93,17 @@ def seconds(name: str, value: object, *, above: float | None = None, below: floa
 
 def a_rate(name: str, value: object) -> float:
     """A finite number above 0 (no bool)."""
+    number = _finite(name, value, "a number above 0")
+    if number <= 0:
+        raise wrong(name, "a number above 0", value)
+    return number
+
+
+def _finite(name: str, value: object, wanted: str) -> float:
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     number = float(value) if is_number else nan  # type: ignore[arg-type]
-    if not isfinite(number) or number <= 0:
-        raise wrong(name, "a number above 0", value)
+    if not isfinite(number):
+        raise wrong(name, wanted, value)
     return number
 
 

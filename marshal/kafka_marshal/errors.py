@@ -63,7 +63,9 @@ Each message says what happened, what it means for the data, and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 
 from rationalizer.travel import Travels
 
@@ -483,3 +485,46 @@ class ClosedError(MarshalError):
 
 class ForkedError(MarshalError):
     """A Marshal was used in a forked child. Make one in the child instead."""
+
+
+#: Names in one message.
+_SOME = 3
+
+
+def grant(operation: str, resource: str, names: Iterable[str], *, prefix: bool = False) -> str:
+    """Completes "… is forbidden. " with the right that is missing and the remedy.
+
+    operation: as Kafka's documentation spells it (``DESCRIBE_CONFIGS``). resource: ``"topic"``, ``"group"`` or
+    ``"transactional-id"``. prefix: on all names that begin so.
+    """
+    known = sorted(names)
+    shown = ", ".join(map(repr, known[:_SOME])) + (f" and {len(known) - _SOME} more" if len(known) > _SOME else "")
+    spelled = "".join(part.capitalize() for part in operation.split("_"))
+    options = " ".join(f"--{resource} {shlex.quote(name)}" for name in known[:_SOME])
+    if prefix:
+        shown, options = f"prefix {shown}", f"{options} --resource-pattern-type prefixed"
+    return (
+        f"It needs the right {operation} on {resource} {shown}: ask for it for the principal you connect as "
+        f"(kafka-acls --add --allow-principal User:NAME --operation {spelled} {options}). "
+        "docs/security.md has the rights of each role"
+    )
+
+
+#: What the extra ``[cli]`` brings.
+_CLI = ("click", "rich")
+
+
+def lacks_cli(error: ModuleNotFoundError) -> bool:
+    """Whether the extra of the command is missing, and not a module of the library."""
+    return (error.name or "").partition(".")[0] in _CLI
+
+
+def needs(extra: str, *modules: str, kind: type[ExtraMissingError] = ExtraMissingError) -> None:
+    """Raise ExtraMissingError (kind) unless all of these modules can be imported."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise kind(
+                f"this needs the package {module!r}, which is not installed. Nothing was read or written. Install it "
+                f"with: pip install 'kafka-marshal[{extra}]'",
+                name=module,
+            )

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from kafka_marshal import arguments
-from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.extras import needs
+from kafka_marshal.errors import ConfigurationError, needs
 
 #: `s3://bucket/x`, which a Path has made `s3:/bucket/x`. One letter is a drive, not a scheme.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")

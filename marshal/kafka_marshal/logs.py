@@ -1,4 +1,4 @@
-"""One way to log: a sentence for people, made safe; the event's name and its fields for programs (docs/logging.md)."""
+"""One way to log: a sentence for people; the event's name and its fields for programs (docs/logging.md)."""
 
 from __future__ import annotations
 
@@ -6,20 +6,7 @@ import logging
 from collections.abc import Callable, Hashable
 from typing import Final
 
-
-def visible(text: str) -> str:
-    """The text with everything that is not plainly visible escaped: controls, bidi and zero-width marks, odd spaces.
-
-    Text from elsewhere is made safe so for terminals, logs and pages: any client that may append can write ids to the
-    log. An id may hold an escape sequence that renames the terminal's window, a bidi override that shows another name
-    than it is, a line separator that begins a new line in a log.
-
-    ``str.isprintable`` is false for just those: categories C* and Z*, except the space.
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
+from kafka_marshal.secret import visible
 
 #: The library's logger. librdkafka's own lines go to its child ``kafka_marshal.librdkafka``.
 LOGGER: Final = logging.getLogger("kafka_marshal")

@@ -106,9 +106,6 @@ class Tail(Protocol):
         Returns whether it does; False: something has come already, and the next read brings it.
         """
 
-    def position(self, partition: int) -> int:
-        """The next offset to be read."""
-
     def log_ends(self) -> Mapping[int, int]:
         """Where the logs end, by partition, as of the last second's reads; without those not known yet. Any thread."""
 
@@ -138,29 +135,27 @@ class Ack:
     forbidden: bool = False
 
 
-class Appender(Protocol):
-    """Appends values with an empty key to the coordination topic, acks=all and idempotent (L1).
+class Sender(Protocol):
+    """What writes records. Any thread may; acks are called from within poll(), flush() or close() only, each once."""
 
-    Any thread may append; acks are called from within poll(), flush() or close() only.
-    """
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Serve acks that are due; waits up to timeout_s for the first."""
+
+    def flush(self, timeout_s: float) -> int:
+        """Wait for outstanding records (*blocking*), and serve their acks; returns how many are still outstanding."""
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        """Flush for up to timeout_s, fail the rest, free the connection."""
+
+
+class Appender(Sender, Protocol):
+    """Appends values with an empty key to the coordination topic, acks=all and idempotent (L1)."""
 
     def append(self, partition: int, value: bytes, on_ack: Callable[[Ack], None] | None = None) -> None: ...
 
-    def poll(self, timeout_s: float = 0.0) -> None:
-        """Serve acks that are due."""
 
-    def flush(self, timeout_s: float) -> int:
-        """Wait for outstanding appends (*blocking*); returns how many are still outstanding."""
-
-    def close(self, timeout_s: float = 0.0) -> None:
-        """Flush for up to timeout_s, drop the rest, free the connection."""
-
-
-class Producer(Protocol):
-    """Produces records to users' topics, acks=all and idempotent.
-
-    Any thread may send; acks are called from within poll(), flush() or close() only, each once.
-    """
+class Producer(Sender, Protocol):
+    """Produces records to users' topics, acks=all and idempotent. close() fails what is left with ClosedError."""
 
     def send(
         self,
@@ -177,15 +172,6 @@ class Producer(Protocol):
         AuthenticationError, KafkaUnavailableError (it may be written all the same), or ClosedError. A failure is of
         this record: the next may succeed with the same producer.
         """
-
-    def poll(self, timeout_s: float = 0.0) -> None:
-        """Serve acks that are due; waits up to timeout_s for the first."""
-
-    def flush(self, timeout_s: float) -> int:
-        """Wait for outstanding records (*blocking*), and serve their acks; returns how many are still outstanding."""
-
-    def close(self, timeout_s: float = 0.0) -> None:
-        """Flush for up to timeout_s, fail the rest with ClosedError, free the connection."""
 
 
 class TransactionalProducer(Protocol):

@@ -37,9 +37,9 @@ def is_moment(stamp_ms: int) -> bool:
     return LEAST_STAMP_MS <= stamp_ms <= MOST_STAMP_MS
 
 
-def now_ms() -> float:
-    """Milliseconds since some fixed point in the past."""
-    return time.clock_gettime(CLOCK_ID) * 1000.0
+def time_of_day_ms() -> float:
+    """The time of day (ms), which people may set back."""
+    return time.time() * 1000
 
 
 T = TypeVar("T")

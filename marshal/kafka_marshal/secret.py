@@ -1,4 +1,4 @@
-"""Passwords, keys and tokens, which no log line, error or page may show: known by the names of their settings."""
+"""What no log line, error or page may show: passwords, keys and tokens, and characters that are not plainly visible."""
 
 from __future__ import annotations
 
@@ -66,3 +66,17 @@ def scrub(text: str) -> str:
 def _without_extras(found: re.Match[str]) -> str:
     scheme, user, place, query = found.groups()
     return scheme + (f"{HIDDEN}@" if user else "") + place + (f"?{HIDDEN}" if query else "")
+
+
+def visible(text: str) -> str:
+    """The text with everything that is not plainly visible escaped: controls, bidi and zero-width marks, odd spaces.
+
+    Text from elsewhere is made safe so for terminals, logs and pages: any client that may append can write ids to the
+    log. An id may hold an escape sequence that renames the terminal's window, a bidi override that shows another name
+    than it is, a line separator that begins a new line in a log.
+
+    ``str.isprintable`` is false for just those: categories C* and Z*, except the space.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_marshal.logs import visible
 from kafka_marshal.observe.text import clock_text, count, is_absolute, parse_span, parse_time, span, time_text
+from kafka_marshal.secret import visible
 
 
 @given(st.text(st.characters(codec=None)))

@@ -10,7 +10,7 @@ import pytest
 
 from kafka_marshal import ConfigurationError
 from kafka_marshal.instance import release
-from kafka_marshal.node.record_file import RECORD, RecordFile
+from kafka_marshal.node.driver import RECORD, RecordFile
 from tests.client.conftest import Scene, Worker, wait_until
 from tests.engine.replay import Replay, read_lines
 

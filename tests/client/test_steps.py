@@ -145,7 +145,7 @@ def test_what_is_appended_by_time_asks_nobody(scene: Scene) -> None:
     [
         pytest.param(lambda of: of.appended(Append(0, BEAT, 1)), id="a record, whose answer is polled"),
         pytest.param(lambda of: of.waiting().__enter__(), id="a call"),
-        pytest.param(lambda of: of.end(), id="the end"),
+        pytest.param(lambda of: of.ring(), id="the end"),
     ],
 )
 def test_it_ends_a_rest_that_has_begun(
@@ -236,7 +236,7 @@ def test_a_turn_that_is_due_ends_no_step(scene: Scene) -> None:
     assert not scene.steps.wait(), "it turns, and rests on"
     assert scene.steps.begin_rest(1_000.0, inf)
     scene.now += pacing.LONGEST_STEP_MS
-    scene.steps._ring()
+    scene.steps.ring()
     assert scene.steps.wait()
 
 

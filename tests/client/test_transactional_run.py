@@ -21,7 +21,7 @@ from kafka_marshal.adapters.memory import AppendFate
 from kafka_marshal.aio import Marshal as AsyncMarshal
 from kafka_marshal.client.dead_letters import DeadLetter
 from kafka_marshal.instance import release
-from kafka_marshal.node.record_file import RECORD
+from kafka_marshal.node.driver import RECORD
 from tests.client.conftest import wait_until
 from tests.client.plant import DEAD, IN, OUT, Plant, copy
 from tests.client.running import HOW, KINDS, LONG_S, QUICK, Crew, Handlers, Running, done_of, publish

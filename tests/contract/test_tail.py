@@ -22,7 +22,6 @@ def test_it_reads_each_partition_in_order_from_its_offset(side: Side) -> None:
     assert log.values(0) == [b"0-0", b"0-1", b"0-2", b"0-3", b"0-4"]
     assert log.offsets(1) == [3, 4]
     assert log.offsets(2) == []
-    assert [log.tail.position(partition) for partition in range(3)] == [5, 5, 5]
     append(side, topic, 2, [b"new"])
     log.until(lambda: log.values(2), "it goes on")
     assert log.records[2][0][0] == 5
@@ -86,7 +85,6 @@ def test_the_end_lies_behind_transaction_markers(side: Side) -> None:
     log = TailLog(side.cluster.tail(topic, {0: 0}))
     log.until(lambda: log.ends.get(0) == high, "the end is told")
     assert log.values(0) == [b"a", b"b"]
-    assert log.tail.position(0) == high
     append(side, topic, 0, [b"c"])
     log.until(lambda: len(log.values(0)) == 3, "it goes on")
     assert log.offsets(0) == [0, 1, 3]
@@ -237,7 +235,6 @@ def test_a_partition_is_followed_from_the_offset_it_is_given(side: Side) -> None
         end = 54 + 50 * turn
         log.until(lambda end=end: log.ends.get(1) == end, "the end again")  # type: ignore[misc]
         assert log.offsets(1) == list(range(1, end))
-    assert log.tail.position(1) == end
     append(side, topic, 0, [b"x"])
     log.until(lambda: log.values(0), "the first goes on")
     assert not log.faults
@@ -299,8 +296,6 @@ def test_after_close(side: Side) -> None:
     tail.close()
     with pytest.raises(ClosedError):
         tail.read(0.1)
-    with pytest.raises(ClosedError):
-        tail.position(0)
 
 
 def test_it_knows_where_the_logs_end(side: Side) -> None:

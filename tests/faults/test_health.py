@@ -132,7 +132,7 @@ def test_a_short_poll_reports_it_too_and_each_outage_is_reported_once(
     marshal: Marshal, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread waits outside the lock, so that every poll() returns in time."""
-    monkeypatch.setattr("kafka_marshal.node.pulse.SAID_EVERY_MS", 0.0)
+    monkeypatch.setattr("kafka_marshal.node.life.SAID_EVERY_MS", 0.0)
     monkeypatch.setattr(marshal._driver.pulse._repeats, "_every", 0.0)
     consumer = marshal.consumer([TOPIC])
     tail = marshal._driver.replica.tail

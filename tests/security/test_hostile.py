@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import Producer
 
-from kafka_marshal.logs import log, visible
+from kafka_marshal.logs import log
 from kafka_marshal.observe.problems import problems_of
 from kafka_marshal.observe.rows import GroupRow
+from kafka_marshal.secret import visible
 from rationalizer import (
     ClaimingPartition,
     CommitEntry,

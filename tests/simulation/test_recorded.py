@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kafka_marshal.instance import release
-from kafka_marshal.node.record_file import RECORD
+from kafka_marshal.node.driver import RECORD
 from kafka_marshal.testing.simulation import Scenario, simulate_one
 from tests.engine.replay import Replay, read_lines
 

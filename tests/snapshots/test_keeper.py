@@ -10,7 +10,7 @@ import pytest
 
 from kafka_marshal.adapters.memory.broker import MemoryMessage
 from kafka_marshal.errors import SnapshotDifferenceError
-from kafka_marshal.runtime import now_ms
+from kafka_marshal.runtime import THREADS
 from kafka_marshal.snapshots.publisher import JITTER_MS, LOOK_MS, RETRY_MS, SnapshotKeeper
 from kafka_marshal.snapshots.reader import SnapshotReader
 from rationalizer.limits import SNAPSHOT_INTERVAL
@@ -312,8 +312,8 @@ def test_s2_only_the_two_youngest_states_are_kept_until_they_are_written(story: 
     keeper = keeper_of(story)
     for _ in range(5):
         story.beat(10)
-        keeper.note(0, story.end, story.truth.snapshot(), now_ms())
-    keeper.work(now_ms() + JITTER_MS, [0])
+        keeper.note(0, story.end, story.truth.snapshot(), THREADS.now_ms())
+    keeper.work(THREADS.now_ms() + JITTER_MS, [0])
     assert [place for place, _ in story.stored()] == [story.end - 10, story.end]
 
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from kafka_marshal.adapters.memory import broker, readers
 from kafka_marshal.admin import Admin
 from kafka_marshal.errors import AuthorizationError, ConfigurationError, KafkaUnavailableError, TopicChangedError
 from kafka_marshal.node import jobs, log_keeper, replica
-from kafka_marshal.node.fork_guard import Life
+from kafka_marshal.node.engine_lock import Shared
 from kafka_marshal.node.jobs import Job, LogGuard
 from kafka_marshal.node.kept import LEAST_KEEP_MS, check_keep, keep_of, keep_settings
+from kafka_marshal.node.life import Life
 from kafka_marshal.node.log_keeper import LogKeeper
 from kafka_marshal.node.log_reader import read_range
 from kafka_marshal.observe.log_size import measure
@@ -42,7 +44,7 @@ def now_ms() -> float:
 def story(now_ms: float, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
     """Its first records are ten days old."""
     with monkeypatch.context() as during:
-        during.setattr(broker, "_time_of_day_ms", lambda: now_ms - 10 * DAY_MS)
+        during.setattr(broker, "time_of_day_ms", lambda: now_ms - 10 * DAY_MS)
         made = Story()
     yield made
     made.close()
@@ -240,7 +242,9 @@ class Keeping:
         self.replica = story.replica()
         self.guard = LogGuard.__new__(LogGuard)
         self.guard.keep_ms = keep_ms
-        self.keeper = LogKeeper(self.cluster, self.replica, self.guard, Life(self.cluster.runtime), lambda: now_ms)
+        lock: Any = SimpleNamespace(life=Life(self.cluster.runtime))
+        none: Any = None
+        self.keeper = LogKeeper(Shared(self.cluster, self.replica, lock, none, none), self.guard, lambda: now_ms)
         self.keeper._now_ms = lambda: self.now
 
     def look(self, later_ms: float = 0.0) -> None:

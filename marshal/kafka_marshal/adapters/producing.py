@@ -10,8 +10,8 @@ from kafka_marshal.errors import (
     ClosedError,
     KafkaUnavailableError,
     ProduceError,
+    grant,
 )
-from kafka_marshal.rights import grant
 
 _COMES_AGAIN = "The message it stands for is not done and comes again."
 

@@ -10,9 +10,9 @@ from kafka_marshal.errors import (
     KafkaUnavailableError,
     TransactionError,
     TransactionFencedError,
+    grant,
 )
 from kafka_marshal.ports import TopicPartition
-from kafka_marshal.rights import grant
 
 _COMES_AGAIN = "Nothing of it is visible to read_committed readers, and its messages come again."
 _LOOK = "Its messages come again unless Kafka's committed offset shows that it was committed."

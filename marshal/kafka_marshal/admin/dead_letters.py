@@ -31,10 +31,10 @@ from kafka_marshal.errors import (
     KafkaUnavailableError,
     MarshalError,
     TransactionError,
+    grant,
 )
 from kafka_marshal.node.serving import have_done
 from kafka_marshal.ports import Cluster, DataFault, DataReader, FaultKind, TopicPartition
-from kafka_marshal.rights import grant
 from kafka_marshal.topic_names import is_topic_name
 
 #: A partition with waiting records of this size, or this number, is read no further until they are requested.

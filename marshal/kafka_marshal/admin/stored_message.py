@@ -9,9 +9,8 @@ from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message, headers_of
 from kafka_marshal.admin.base import AdminBase
 from kafka_marshal.admin.positions import check_name
-from kafka_marshal.errors import AdminError, AuthorizationError, KafkaUnavailableError
+from kafka_marshal.errors import AdminError, AuthorizationError, KafkaUnavailableError, grant
 from kafka_marshal.ports import Cluster, DataFault, FaultKind, TopicPartition
-from kafka_marshal.rights import grant
 
 SLICE_S = 0.2
 

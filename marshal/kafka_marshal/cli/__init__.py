@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from kafka_marshal.extras import lacks_cli
+from kafka_marshal.errors import lacks_cli
 
 __all__ = ["main"]
 

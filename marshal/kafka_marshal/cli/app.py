@@ -18,10 +18,9 @@ from click.shell_completion import shell_complete
 
 from kafka_marshal.cli import failures
 from kafka_marshal.cli.options import Command, Options, common_options
-from kafka_marshal.extras import lacks_cli
+from kafka_marshal.errors import lacks_cli
 from kafka_marshal.instance import release
-from kafka_marshal.logs import visible
-from kafka_marshal.secret import hide
+from kafka_marshal.secret import hide, visible
 
 PROGRAM: Final = "kafka-marshal"
 COMPLETION_VARIABLE: Final = "_KAFKA_MARSHAL_COMPLETE"

@@ -20,8 +20,8 @@ from kafka_marshal.cli.output import (
     say_warning,
     warnings_from_the_library,
 )
-from kafka_marshal.logs import visible
 from kafka_marshal.observe.text import count, time_text
+from kafka_marshal.secret import visible
 
 if TYPE_CHECKING:
     from contextlib import ExitStack

@@ -17,8 +17,8 @@ from kafka_marshal.cli.archive import archive_option
 from kafka_marshal.cli.failures import DONE, NO, UNVOUCHED, WRONG_USE, CommandError
 from kafka_marshal.cli.options import complete_group
 from kafka_marshal.cli.output import Column, print_json, print_table, say, say_warning, warnings_from_the_library
-from kafka_marshal.logs import visible
 from kafka_marshal.observe.text import no_group, time_text
+from kafka_marshal.secret import visible
 
 if TYPE_CHECKING:
     from kafka_marshal.cli.options import Options

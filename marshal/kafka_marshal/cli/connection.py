@@ -11,8 +11,8 @@ import click
 
 from kafka_marshal.cli.output import progress, warnings_from_the_library
 from kafka_marshal.errors import MarshalError, TopicMissingError
-from kafka_marshal.logs import visible
 from kafka_marshal.observe.text import near, span
+from kafka_marshal.secret import visible
 from kafka_marshal.topic_names import snapshots_topic
 
 if TYPE_CHECKING:

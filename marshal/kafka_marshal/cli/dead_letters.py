@@ -25,9 +25,9 @@ from kafka_marshal.cli.output import (
     say,
     say_warning,
 )
-from kafka_marshal.logs import visible
 from kafka_marshal.observe.payload import bytes_json, utf8
 from kafka_marshal.observe.text import clock_text, count, local_ms, near, number, time_text
+from kafka_marshal.secret import visible
 
 if TYPE_CHECKING:
     from kafka_marshal.admin.dead_letters import DeadLetters

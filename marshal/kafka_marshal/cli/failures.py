@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError, MarshalError
-from kafka_marshal.logs import visible
+from kafka_marshal.secret import visible
 
 DONE = 0
 NO = 1

@@ -17,9 +17,9 @@ from kafka_marshal.cli.archive import archive_option, is_alone, open_history
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options, complete_group, time_option
 from kafka_marshal.cli.output import is_terminal, print_json_line, progress, say_warning
-from kafka_marshal.logs import visible
 from kafka_marshal.observe.checkpoints import happened_text
 from kafka_marshal.observe.text import names_of, no_group, time_text
+from kafka_marshal.secret import visible
 
 if TYPE_CHECKING:
     from kafka_marshal.ports import LogEntry

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import click
 
 from kafka_marshal.cli.failures import NO, WRONG_USE, CommandError
-from kafka_marshal.logs import visible
 from kafka_marshal.observe.text import (
     LogNames,
     clients_of,
@@ -32,7 +31,7 @@ from kafka_marshal.observe.text import (
     span,
     time_text,
 )
-from kafka_marshal.secret import values_of
+from kafka_marshal.secret import values_of, visible
 from kafka_marshal.topic_names import DEFAULT_TOPIC, is_topic_name
 
 if TYPE_CHECKING:

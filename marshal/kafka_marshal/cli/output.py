@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import click
 
 from kafka_marshal.cli.app import paint
-from kafka_marshal.logs import visible
+from kafka_marshal.secret import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,8 +16,8 @@ from kafka_marshal.cli.app import command
 from kafka_marshal.cli.archive import archive_option, history_of
 from kafka_marshal.cli.failures import DONE, WRONG_USE, CommandError
 from kafka_marshal.cli.output import print_json_line, say, warnings_from_the_library
-from kafka_marshal.extras import needs
-from kafka_marshal.logs import visible
+from kafka_marshal.errors import needs
+from kafka_marshal.secret import visible
 
 if TYPE_CHECKING:
     from kafka_marshal.admin.stored_message import StoredMessage

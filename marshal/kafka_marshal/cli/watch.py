@@ -25,10 +25,10 @@ from kafka_marshal.cli.output import (
     warnings_from_the_library,
 )
 from kafka_marshal.errors import KafkaUnavailableError
-from kafka_marshal.logs import visible
 from kafka_marshal.observe.problems import deleted_text, places
 from kafka_marshal.observe.rows import NO_PROGRESS, GroupRow, LeaseRow
 from kafka_marshal.observe.text import span, time_text
+from kafka_marshal.secret import visible
 
 if TYPE_CHECKING:
     from rich.console import Group

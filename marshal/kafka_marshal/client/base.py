@@ -42,7 +42,7 @@ from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
-from kafka_marshal.node.fork_guard import exiting
+from kafka_marshal.node.life import exiting
 from kafka_marshal.node.serving import EndedError
 from kafka_marshal.node.topics import CountPartitions
 from kafka_marshal.runtime import is_ours

@@ -29,8 +29,7 @@ from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.effects import UserCall
 from kafka_marshal.node.engine_lock import under_lock
-from kafka_marshal.node.fork_guard import exiting
-from kafka_marshal.node.pulse import say
+from kafka_marshal.node.life import exiting, say
 from kafka_marshal.node.serving import EndedError, LateError
 from kafka_marshal.runtime import THREADS, Runtime, is_ours
 

@@ -23,11 +23,11 @@ from kafka_marshal.errors import (
     ConfigurationError,
     KafkaUnavailableError,
     ProduceError,
+    grant,
 )
 from kafka_marshal.logs import log
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.ports import Cluster, TopicConfig
-from kafka_marshal.rights import grant
 from kafka_marshal.topic_names import snapshots_topic
 
 #: If a pattern matches many topics, the settings of this number are compared: each costs a request to the brokers.

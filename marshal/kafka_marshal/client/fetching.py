@@ -48,14 +48,13 @@ from kafka_marshal.engine.work.pull import (
 )
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.errors import ConfigurationError, grant
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.log_reader import FetchMonitor
 from kafka_marshal.node.serving import EndedError
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.ports import DataFault, DataReader, FaultKind, Message
-from kafka_marshal.rights import grant
 from kafka_marshal.types import Key
 from rationalizer.levels import SHARING_LEVEL
 

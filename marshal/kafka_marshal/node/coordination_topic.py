@@ -15,10 +15,10 @@ from kafka_marshal.errors import (
     TopicChangedError,
     TopicMissingError,
     TopicUnsafeError,
+    grant,
 )
 from kafka_marshal.logs import log
 from kafka_marshal.ports import Ack, Cluster, FaultKind, LogEntry, TailBatch, TailFault, TopicConfig, TopicInfo
-from kafka_marshal.rights import grant
 from kafka_marshal.topic_names import DEFAULT_TOPIC, snapshots_topic
 from rationalizer import Record, Upgrade, encode
 from rationalizer.levels import SUPPORTED_LEVEL

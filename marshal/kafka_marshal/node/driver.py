@@ -7,23 +7,27 @@ holds. Blocking look-ups and the user's callbacks run on separate threads: neith
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
+from itertools import count
+from random import Random
 from typing import TypeVar
 
 from kafka_marshal.engine.engine import Engine
+from kafka_marshal.engine.recording import Recorder
 from kafka_marshal.engine.settings import EngineSettings
-from kafka_marshal.errors import KafkaUnavailableError
-from kafka_marshal.logs import RateLimitedLog
+from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
+from kafka_marshal.instance import release
+from kafka_marshal.logs import RateLimitedLog, log
 from kafka_marshal.node.config import START_TIMEOUT_S
-from kafka_marshal.node.effects import AppendFailures, Appends, Effects
-from kafka_marshal.node.engine_lock import EngineLock, LockUse, under_lock
+from kafka_marshal.node.effects import Effects
+from kafka_marshal.node.engine_lock import EngineLock, LockUse, Shared, under_lock
 from kafka_marshal.node.events import Events
-from kafka_marshal.node.fork_guard import WATCHED, Life
 from kafka_marshal.node.jobs import LogGuard, Scope, SnapshotUpkeep, TopicRounds
+from kafka_marshal.node.life import WATCHED, Life, Pulse
 from kafka_marshal.node.log_keeper import LogKeeper
 from kafka_marshal.node.pacing import Pacing, Steps
-from kafka_marshal.node.pulse import Pulse
-from kafka_marshal.node.record_file import record
 from kafka_marshal.node.replica import Begin, Listener, Replica
 from kafka_marshal.node.serving import EndedError, Servants
 from kafka_marshal.node.upkeep import Upkeep
@@ -95,23 +99,15 @@ class Driver:
         self.pacing: Pacing = Pacing(lock, self.now_ms, Steps(runtime, lock, lambda: replica.tail.monitor.is_owed))
         rate_limited, events = RateLimitedLog(self.now_ms), Events(settings, self.now_ms())
         rate_limited.is_outage = lambda: events.is_silent(self.now_ms())
-        appends = Appends(
-            cluster,
-            topic,
-            lock,
-            self.pacing,
-            events,
-            AppendFailures(topic, rate_limited),
-            lambda cp, at: replica.tail.monitor.knows(cp, at),
-        )
+        shared = Shared(cluster, replica, lock, events, rate_limited)
         lookups = runtime.executor(LOOKUP_THREADS, "kafka-marshal-lookup")
-        self.effects: Effects = Effects(cluster, replica, lock, self.pacing, appends, events, rate_limited, lookups)
+        self.effects: Effects = Effects(shared, self.pacing, lookups)
         lock.carry_out = self.effects.carry_out
-        topics = TopicRounds(cluster, replica, lock, events, rate_limited, snapshots.find, timeout_s)
-        scope = Scope(cluster, replica, lock, rate_limited, snapshots, timeout_s)
-        guard = LogGuard(cluster, replica, lock, keep=keep_snapshots)
-        keeper = LogKeeper(cluster, replica, guard, self.life)
-        self.upkeep: Upkeep = Upkeep(replica, lock, appends, events, topics, snapshots, scope, guard, keeper, lookups)
+        topics = TopicRounds(shared, snapshots.find, timeout_s)
+        scope = Scope(shared, snapshots, timeout_s)
+        guard = LogGuard(shared, keep=keep_snapshots)
+        keeper = LogKeeper(shared, guard)
+        self.upkeep: Upkeep = Upkeep(shared, self.effects.appends, topics, snapshots, scope, guard, keeper, lookups)
         #: Called, under the lock, with (CP, offset, outcome) for each record applied, after the engine took it.
         self.listeners: list[Listener] = [self.upkeep.tally.applied]
         self.pulse: Pulse = Pulse(runtime, settings.client_id, settings.heartbeat_interval_ms)
@@ -290,7 +286,7 @@ class Driver:
         with self.condition:
             self.life.ended = True
             self.life.at_exit = None  # it refers to the driver
-            self.pacing.steps.end()
+            self.pacing.steps.ring()
             self.condition.notify_all()
             events.gather()
         events.write()
@@ -302,3 +298,80 @@ class Driver:
         self.effects.appends.close()
         self.cluster.close()
         WATCHED.discard(self.life)
+
+
+#: KAFKA_MARSHAL_RECORD=file: the run of this process's engine, written down for a replay (HACKING.md).
+RECORD = "KAFKA_MARSHAL_RECORD"
+
+#: Lines are handed to the system when they make this many bytes, and at each step of the engine: what a kill -9 takes
+#: is the last few milliseconds.
+FLUSH_AT = 64 * 1024
+
+
+class RecordFile:
+    """One file; it is not there before, and only its owner may read it."""
+
+    def __init__(self, path: str) -> None:
+        self.path: str
+        self._file, self.path = _opened(path)
+        self._lines: list[bytes] = []
+        self._bytes = 0
+        #: Called once if it can't be written.
+        self.failed: Callable[[Exception], object] = lambda error: None
+
+    def write(self, line: str) -> None:
+        """Append a line; the engine's lock is held."""
+        data = line.encode()
+        self._lines.append(data)
+        self._bytes += len(data)
+        if self._bytes >= FLUSH_AT or '"step"' in line:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand over to the system what is written so far."""
+        data, self._lines, self._bytes = b"".join(self._lines), [], 0
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError as error:
+            self.failed(error)
+
+
+def _opened(path: str) -> tuple[int, str]:
+    """A new file of this name, or with a number behind it: several Marshals may begin at once."""
+    for number in count(1):
+        name = path if number == 1 else f"{path}.{number}"
+        try:
+            return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), name
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigurationError(
+                f"{RECORD}={path}: this file can't be written: {error.strerror}. Nothing was started. Name one that "
+                "can, or unset it"
+            ) from error
+    raise AssertionError("there is always another number")
+
+
+def record(engine: Engine, rng: Random) -> Recorder | None:
+    """Write down this engine's run, if the environment says where; None: it does not."""
+    if not (path := os.environ.get(RECORD)):
+        return None
+    file = RecordFile(path)
+
+    def failed(error: Exception) -> None:
+        engine.recorder = None
+        text = "%s can't be written any more, and the recording ends here; the worker continues: %s"
+        log(logging.ERROR, "recording_ended", text, file.path, error)
+
+    file.failed = failed
+    recorder = Recorder(engine, rng, file.write, failed, release())
+    log(
+        logging.WARNING,
+        "recording",
+        "this process writes down what its engine does, to %s (%s is set): it is slower, and the file grows without "
+        "limit. It holds names, offsets and coordination records, and no key, value or header of a message",
+        file.path,
+        RECORD,
+    )
+    return recorder

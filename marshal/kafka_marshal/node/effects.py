@@ -29,17 +29,15 @@ from kafka_marshal.engine.effects import (
     Warn,
 )
 from kafka_marshal.engine.groups.checkpoints.cuts import places
-from kafka_marshal.errors import AuthorizationError, MarshalError
+from kafka_marshal.errors import AuthorizationError, MarshalError, grant
 from kafka_marshal.guard import report
 from kafka_marshal.logs import RateLimitedLog, log
-from kafka_marshal.node.engine_lock import ConsumerPort, EngineLock
+from kafka_marshal.node.engine_lock import ConsumerPort, Part, Shared
 from kafka_marshal.node.events import Events
+from kafka_marshal.node.life import place_of
 from kafka_marshal.node.pacing import Pacing
-from kafka_marshal.node.pulse import place_of
-from kafka_marshal.node.replica import Replica
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.ports import Ack, Appender, Cluster
-from kafka_marshal.rights import grant
 from kafka_marshal.runtime import Executor, Runtime
 from kafka_marshal.types import Key
 from rationalizer import encode
@@ -68,27 +66,14 @@ class AppendFailures:
         self._rate_limited.unanswered("append_failed", ("append", reason.partition(" (after ")[0]), text)
 
 
-class Appends:
+class Appends(Part):
     """The appender of one driver; it is replaced if it has failed for good (C17)."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        topic: str,
-        lock: EngineLock,
-        pacing: Pacing,
-        events: Events,
-        failures: AppendFailures,
-        written: Callable[[int, int], object],
-    ) -> None:
-        """written: called with the CP and the offset of each of our records that is in the log."""
-        self.failures = failures
-        self._cluster = cluster
-        self._topic = topic
-        self._lock = lock
+    def __init__(self, shared: Shared, pacing: Pacing) -> None:
+        super().__init__(shared)
+        self._topic: str = self._replica.topic
         self._pacing = pacing
-        self._events = events
-        self._written = written
+        self.failures: AppendFailures = AppendFailures(self._topic, self._rate_limited)
         self._appender = self._new()
         self._retired: list[Appender] = []
         self._is_broken = False
@@ -118,7 +103,7 @@ class Appends:
             if ack.error is None:
                 self._events.heard(now)
                 if ack.offset is not None:
-                    self._written(cp, ack.offset)
+                    self._replica.tail.monitor.knows(cp, ack.offset)
             else:
                 self._events.trouble(ack.error, now)
             self._lock.engine.take(None, self._lock.engine.acked, token, ack.offset, now_ms())
@@ -157,18 +142,12 @@ TOGETHER = 100
 TOGETHER_S = 2.0
 
 
-class LookUps:
+class LookUps(Part):
     """The look-ups of one driver."""
 
-    def __init__(
-        self, cluster: Cluster, replica: Replica, lock: EngineLock, rate_limited: RateLimitedLog, threads: Executor
-    ) -> None:
-        self._cluster = cluster
-        self._replica = replica
-        self._lock = lock
-        self._rate_limited = rate_limited
+    def __init__(self, shared: Shared, threads: Executor) -> None:
+        super().__init__(shared)
         self._threads = threads
-        self._now_ms = cluster.runtime.now_ms
 
     def start(self, wanted: Sequence[LookUp]) -> None:
         """Answer these, which the engine wants at the same time; the lock is held."""
@@ -353,30 +332,19 @@ class UserCalls:
         self._executor.shutdown(wait=wait)
 
 
-class Effects:
+class Effects(Part):
     """Carries out the effects of one engine."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        replica: Replica,
-        lock: EngineLock,
-        pacing: Pacing,
-        appends: Appends,
-        events: Events,
-        rate_limited: RateLimitedLog,
-        lookups: Executor,
-    ) -> None:
-        self.appends = appends
+    def __init__(self, shared: Shared, pacing: Pacing, lookups: Executor) -> None:
+        super().__init__(shared)
+        self.appends: Appends = Appends(shared, pacing)
         #: Events of the member, for people.
-        self.events = events
-        self.callbacks: UserCalls = UserCalls(cluster.runtime)
-        self._lock = lock
+        self.events: Events = shared.events
+        self.callbacks: UserCalls = UserCalls(shared.cluster.runtime)
         self._pacing = pacing
         #: The rate-limited log.
-        self.rate_limited = rate_limited
-        self._look_ups = LookUps(cluster, replica, lock, rate_limited, lookups)
-        self._now_ms = cluster.runtime.now_ms
+        self.rate_limited: RateLimitedLog = shared.rate_limited
+        self._look_ups = LookUps(shared, lookups)
 
     def carry_out(self, effects: list[Effect]) -> None:
         """Carry these out, in order; the lock is held."""

@@ -1,9 +1,10 @@
-"""The lock around one engine: when it is released, the engine's effects are carried out."""
+"""The lock around one engine: when it is released, its effects are carried out; and what a driver's parts share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -12,7 +13,11 @@ from kafka_marshal.errors import ClosedError
 if TYPE_CHECKING:
     from kafka_marshal.engine.effects import Call, Effect, RestoreState, SaveState, TakeOver
     from kafka_marshal.engine.engine import Engine
-    from kafka_marshal.node.fork_guard import Life
+    from kafka_marshal.logs import RateLimitedLog
+    from kafka_marshal.node.events import Events
+    from kafka_marshal.node.life import Life
+    from kafka_marshal.node.replica import Replica
+    from kafka_marshal.ports import Cluster
     from kafka_marshal.runtime import Condition
     from kafka_marshal.types import Key
 
@@ -20,6 +25,26 @@ T = TypeVar("T")
 
 #: Whether this thread runs the user's code with the lock held (a predicate of ``WorldView.wait_for``).
 under_lock: ContextVar[bool] = ContextVar("under_lock", default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the parts of one driver share."""
+
+    cluster: Cluster
+    replica: Replica
+    lock: EngineLock
+    events: Events
+    rate_limited: RateLimitedLog
+
+
+class Part:
+    """A part of one driver."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._cluster, self._replica, self._lock = shared.cluster, shared.replica, shared.lock
+        self._events, self._rate_limited = shared.events, shared.rate_limited
+        self._now_ms: Callable[[], float] = shared.cluster.runtime.now_ms
 
 
 class ConsumerPort(Protocol):

@@ -23,12 +23,11 @@ from kafka_marshal.errors import (
     MarshalError,
     SnapshotDifferenceError,
 )
-from kafka_marshal.logs import RateLimitedLog, log
+from kafka_marshal.logs import log
 from kafka_marshal.node.coordination_topic import find_problems, topic_option
-from kafka_marshal.node.engine_lock import EngineLock
-from kafka_marshal.node.events import Events
-from kafka_marshal.node.fork_guard import Life
+from kafka_marshal.node.engine_lock import Part, Shared
 from kafka_marshal.node.kept import keep_of
+from kafka_marshal.node.life import Life
 from kafka_marshal.node.replica import Begin, ReplayStart, Replica
 from kafka_marshal.node.topics import (
     FEW_PARTITIONS,
@@ -92,33 +91,20 @@ class Job(ABC):
 AGAIN_S = 0.1
 
 
-class TopicRounds(Job):
+class TopicRounds(Part, Job):
     """The regular checks of topics by one driver."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        replica: Replica,
-        lock: EngineLock,
-        events: Events,
-        rate_limited: RateLimitedLog,
-        find_snapshots: Callable[[], object],
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, shared: Shared, find_snapshots: Callable[[], object], timeout_s: float) -> None:
         """find_snapshots: called after each successful check (it may block).
 
         timeout_s: how long a consumer's start waits for Kafka.
         """
-        self._replica = replica
-        self._lock = lock
-        self._events = events
-        self._rate_limited = rate_limited
+        super().__init__(shared)
         self._find_snapshots = find_snapshots
         self._timeout_s = timeout_s
-        self._watch = TopicWatch(cluster, replica.topic)
-        self._runtime = cluster.runtime
-        self._rng = cluster.runtime.random()
-        self._now_ms = cluster.runtime.now_ms
+        self._watch = TopicWatch(self._cluster, self._replica.topic)
+        self._runtime = self._cluster.runtime
+        self._rng = self._runtime.random()
         #: When the next check is due (own clock, ms).
         self.next_at: float = 0.0
 
@@ -305,7 +291,7 @@ class SnapshotUpkeep(Job):
 AGAIN_MS = 1_000.0
 
 
-class Scope(Job):
+class Scope(Part, Job):
     """Which CPs a driver reads: all, or the home of the one coordinated group of which it has a member (G2).
 
     Nothing is kept of a CP that is not read any more. When it is needed again, a second replica determines its state
@@ -313,23 +299,11 @@ class Scope(Job):
     meanwhile, and no heartbeat waits for it.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        replica: Replica,
-        lock: EngineLock,
-        rate_limited: RateLimitedLog,
-        snapshots: SnapshotUpkeep,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, shared: Shared, snapshots: SnapshotUpkeep, timeout_s: float) -> None:
         """timeout_s: how long a read of more CPs waits for Kafka; progress restarts the wait."""
-        self._cluster = cluster
-        self._replica = replica
-        self._lock = lock
-        self._rate_limited = rate_limited
+        super().__init__(shared)
         self._snapshots = snapshots
         self._timeout_s = timeout_s
-        self._now_ms = cluster.runtime.now_ms
         #: Something other than a member of a coordinated group was used: all CPs are read from then on.
         self._is_wanted = False
         #: Only the home is read, or is about to be.
@@ -443,7 +417,7 @@ SAVE_EVERY_MS = 5_000.0
 AT_ONCE = 100
 
 
-class LogGuard(Job):
+class LogGuard(Part, Job):
     """Whether the coordination topic is harmed while members work: emptied, or given a retention (L1).
 
     Members at work continue: they know what they have read. But no member can start on such a log, so only running
@@ -451,16 +425,13 @@ class LogGuard(Job):
     finds it.
     """
 
-    def __init__(self, cluster: Cluster, replica: Replica, lock: EngineLock, *, keep: bool) -> None:
+    def __init__(self, shared: Shared, *, keep: bool) -> None:
         """keep: the driver is a member's, which has positions to keep; otherwise nothing is checked."""
-        self._cluster = cluster
-        self._replica = replica
-        self._lock = lock
+        super().__init__(shared)
         self._keep = keep
-        self._now_ms = cluster.runtime.now_ms
         self._next_at = self._now_ms() + self._interval_ms
         #: Where the logs began when a start was last known to be possible.
-        self._begins = {cp: start.log_start for cp, start in replica.starts.items()}
+        self._begins = {cp: start.log_start for cp, start in self._replica.starts.items()}
         self._save_at = 0.0
         self._kept = ""
         #: What is wrong with the topic, for people; "": nothing. Any thread may ask.

@@ -10,21 +10,26 @@ It replays beside the member's own work: on its own thread, for at most a tenth 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from math import log as ln
 from typing import Any, cast
 
-from kafka_marshal.errors import AuthorizationError, ClosedError, KafkaUnavailableError, MarshalError, TopicChangedError
+from kafka_marshal.errors import (
+    AuthorizationError,
+    ClosedError,
+    KafkaUnavailableError,
+    MarshalError,
+    TopicChangedError,
+    grant,
+)
 from kafka_marshal.logs import log
-from kafka_marshal.node.fork_guard import Life
+from kafka_marshal.node.engine_lock import Part, Shared
 from kafka_marshal.node.jobs import Job, LogGuard
 from kafka_marshal.node.kept import keep_of, removable, turn_ms
+from kafka_marshal.node.life import Life
 from kafka_marshal.node.log_reader import read_range
-from kafka_marshal.node.replica import Replica
 from kafka_marshal.ports import Cluster, Tail, TailBatch
-from kafka_marshal.rights import grant
-from kafka_marshal.runtime import Runtime
+from kafka_marshal.runtime import Runtime, time_of_day_ms
 from kafka_marshal.snapshots.prune import DEFAULT_KEEP, OlderThan, carry_out, make_plan
 from kafka_marshal.topic_names import snapshots_topic
 from rationalizer.limits import SNAPSHOT_INTERVAL
@@ -53,10 +58,6 @@ MANY = 10_000
 TIMEOUT_S = 30.0
 
 
-def _local_ms() -> float:
-    return time.time() * 1000
-
-
 def _draw(random: float) -> float:
     """When a member's turn comes, from 0 to 1, of a random number from 0 to 1.
 
@@ -66,24 +67,15 @@ def _draw(random: float) -> float:
     return max(0.0, 1 + ln(max(random, 1 / MANY)) / ln(MANY))
 
 
-class LogKeeper(Job):
+class LogKeeper(Part, Job):
     """The upkeep of the log by one driver. ``failing`` and the figures may be read by any thread."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        replica: Replica,
-        guard: LogGuard,
-        life: Life,
-        wall_ms: Callable[[], float] = _local_ms,
-    ) -> None:
+    def __init__(self, shared: Shared, guard: LogGuard, wall_ms: Callable[[], float] = time_of_day_ms) -> None:
         """guard: knows how long the log is kept, if the driver is a member's; otherwise nothing is done."""
-        self._cluster = cluster
-        self._replica = replica
+        super().__init__(shared)
         self._guard = guard
-        self._life = life
+        self._life = shared.lock.life
         self._wall_ms = wall_ms
-        self._now_ms = cluster.runtime.now_ms
         self._look_at = 0.0
         #: CP → (log start and time to keep that the turn was drawn for, when it comes).
         self._turns: dict[int, tuple[tuple[int, int], float]] = {}

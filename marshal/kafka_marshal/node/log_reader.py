@@ -13,10 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from math import inf
 from typing import Generic, TypeVar
 
-from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, MarshalError, TopicChangedError
+from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, MarshalError, TopicChangedError, grant
 from kafka_marshal.logs import log
 from kafka_marshal.ports import Cluster, FaultKind, LogEntry, Tail, TailBatch
-from kafka_marshal.rights import grant
 from kafka_marshal.runtime import Runtime
 
 K = TypeVar("K")
@@ -303,9 +302,6 @@ class MonitoredTail:
             self.tail.close()
 
     # As a tail.
-
-    def position(self, partition: int) -> int:
-        return self.tail.position(partition)
 
     def log_ends(self) -> Mapping[int, int]:
         return self.tail.log_ends()

@@ -114,13 +114,13 @@ class Steps:
         """A record is appended."""
         if not isinstance(wanted.record, _ROUTINE):
             self.answered_by = self._now_ms() + ANSWER_MS
-        self._ring()
+        self.ring()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """A call waits for what the log will show."""
         self.callers += 1
-        self._ring()
+        self.ring()
         try:
             yield
         finally:
@@ -183,16 +183,12 @@ class Steps:
             self._next_read = now + self._step
             return self.reason(now) is None
 
-    def _ring(self) -> None:
-        """End the rest: there is something to wait for now."""
+    def ring(self) -> None:
+        """End the rest: there is something to wait for now, or the background thread is to end."""
         if self._is_resting:
             with self._bell:
                 self._is_rung = True
                 self._bell.notify_all()
-
-    def end(self) -> None:
-        """The background thread is to end."""
-        self._ring()
 
 
 def step_ms(members: int, session_ms: float) -> float:

@@ -9,8 +9,7 @@ from kafka_marshal.engine.engine import check_stuck
 from kafka_marshal.errors import UpgradeRequiredError
 from kafka_marshal.logs import log
 from kafka_marshal.node.effects import Appends
-from kafka_marshal.node.engine_lock import EngineLock
-from kafka_marshal.node.events import Events
+from kafka_marshal.node.engine_lock import Part, Shared
 from kafka_marshal.node.jobs import Job, LogGuard, Scope, SnapshotUpkeep, TopicRounds
 from kafka_marshal.node.log_keeper import LogKeeper
 from kafka_marshal.node.replica import Replica
@@ -89,15 +88,13 @@ class Tally:
         return sorted(list(self._counts.items()))  # noqa: C414 - the copy is atomic: the dict may grow meanwhile
 
 
-class Upkeep:
+class Upkeep(Part):
     """The jobs of one driver; each decides when it is due."""
 
     def __init__(
         self,
-        replica: Replica,
-        lock: EngineLock,
+        shared: Shared,
         appends: Appends,
-        events: Events,
         topics: TopicRounds,
         snapshots: SnapshotUpkeep,
         scope: Scope,
@@ -105,20 +102,18 @@ class Upkeep:
         keeper: LogKeeper,
         lookups: Executor,
     ) -> None:
-        self.levels: Levels = Levels(replica, lock.raise_in_consumers)
+        super().__init__(shared)
+        self.levels: Levels = Levels(self._replica, self._lock.raise_in_consumers)
         self.topics = topics
         self.snapshots = snapshots
         #: A listener of the driver.
-        self.tally: Tally = Tally(events.group_id)
+        self.tally: Tally = Tally(self._events.group_id)
         #: Jobs of consumers; the lock is held to add or remove one.
         self.jobs: list[Job] = []
         self.scope = scope
         self.guard = guard
         self.keeper = keeper
-        self._replica = replica
-        self._lock = lock
         self._appends = appends
-        self._events = events
         self._lookups = lookups
         self._next_measure = 0.0
 

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from kafka_marshal.errors import KafkaUnavailableError
+from kafka_marshal.errors import KafkaUnavailableError, grant
 from kafka_marshal.ports import Cluster, DataFault, DataReader, FaultKind, TopicPartition
-from kafka_marshal.rights import grant
 from rationalizer.routing import route_group
 
 if TYPE_CHECKING:

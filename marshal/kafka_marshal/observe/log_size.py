@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Final
 
-from kafka_marshal.errors import AuthorizationError
+from kafka_marshal.errors import AuthorizationError, grant
 from kafka_marshal.node.coordination_topic import check_topic, topic_option
 from kafka_marshal.node.kept import keep_of, removable, turn_ms
 from kafka_marshal.node.log_reader import read_range
 from kafka_marshal.observe.text import count, span
 from kafka_marshal.observe.view import View
 from kafka_marshal.ports import Cluster
-from kafka_marshal.rights import grant
 from kafka_marshal.snapshots.prune import DEFAULT_KEEP
 from kafka_marshal.topic_names import snapshots_topic
 from rationalizer.limits import SNAPSHOT_INTERVAL

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from kafka_marshal.files import file_beside
-from kafka_marshal.logs import visible
+from kafka_marshal.secret import visible
 
 __all__ = ["Report"]
 

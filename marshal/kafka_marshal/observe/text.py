@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from kafka_marshal.logs import visible
+from kafka_marshal.secret import visible
 
 if TYPE_CHECKING:
     from rationalizer import World

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from kafka_marshal.client.view import holdings
 from kafka_marshal.engine.work.topic_mark import POSITION_LOST, kafka_counts, why_lost
-from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, MarshalError
+from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, MarshalError, grant
 from kafka_marshal.instance import Instance
 from kafka_marshal.node.coordination_topic import SET_BACK_MS, clock_set_back, log_name
 from kafka_marshal.node.replica import Begin, Replica
@@ -33,7 +33,6 @@ from kafka_marshal.observe.rows import DAY_MS, FOREIGN_COMMIT, NO_TOPIC, GroupRo
 from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts, with_checkpoints
 from kafka_marshal.observe.text import local_ms, names_of
 from kafka_marshal.ports import TailBatch
-from kafka_marshal.rights import grant
 from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import Tick, encode, route_group
 from rationalizer.limits import STALE_AFTER_INTERVALS

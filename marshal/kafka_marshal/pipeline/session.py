@@ -27,8 +27,8 @@ from kafka_marshal.errors import (
     SparkMissingError,
     SparkSetupError,
     SparkVersionError,
+    needs,
 )
-from kafka_marshal.extras import needs
 from kafka_marshal.logs import log
 from kafka_marshal.secret import HIDDEN, is_secret
 from kafka_marshal.testing import jars

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Generic, TypeVar
 
-from kafka_marshal.errors import AuthorizationError, ClosedError, KafkaUnavailableError, MarshalError
+from kafka_marshal.errors import AuthorizationError, ClosedError, KafkaUnavailableError, MarshalError, grant
 from kafka_marshal.logs import log
 from kafka_marshal.ports import Ack, Cluster
-from kafka_marshal.rights import grant
 from kafka_marshal.snapshots.reader import SnapshotReader, StoredAt
 from kafka_marshal.snapshots.start import Difference
 from rationalizer import SnapshotError

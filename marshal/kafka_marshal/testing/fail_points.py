@@ -293,25 +293,16 @@ class _TransactionalProducer(Around):
         super().__init__(real)
         self._doom = doom
 
-    def init(self, timeout_s: float) -> None:
-        with _call(self._doom, "init"):
-            self._real.init(timeout_s)
+    def __getattr__(self, name: str) -> Any:
+        real = super().__getattr__(name)
+        if name not in CALL_STEPS:
+            return real
 
-    def begin(self) -> None:
-        with _call(self._doom, "begin"):
-            self._real.begin()
+        def call(*args: Any, **options: Any) -> Any:
+            with _call(self._doom, name):
+                return real(*args, **options)
 
-    def send(self, *args: Any, **options: Any) -> None:
-        with _call(self._doom, "send"):
-            self._real.send(*args, **options)
-
-    def commit(self, group_id: str, key: TopicPartition, offset: int, metadata: str, timeout_s: float) -> None:
-        with _call(self._doom, "commit"):
-            self._real.commit(group_id, key, offset, metadata, timeout_s)
-
-    def abort(self, timeout_s: float) -> None:
-        with _call(self._doom, "abort"):
-            self._real.abort(timeout_s)
+        return call
 
 
 class _Appender(Around):

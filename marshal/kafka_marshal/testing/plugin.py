@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kafka_marshal.arguments import a_whole
-from kafka_marshal.extras import needs
+from kafka_marshal.errors import needs
 
 try:
     import pytest

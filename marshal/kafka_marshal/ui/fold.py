@@ -16,12 +16,12 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from kafka_marshal.logs import visible
 from kafka_marshal.observe.checkpoints import CheckpointHistory, Ended, Taken, happened_text, seen_by
 from kafka_marshal.observe.fold import group_of, lease_of
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.words import is_beat, is_routine, reason, what, why_rebalanced
 from kafka_marshal.ports import LogEntry
+from kafka_marshal.secret import visible
 from kafka_marshal.ui.index import Events, KeySpans, Moments, Names, Pulse, Series, SpanStore
 from rationalizer import ClaimingShare, ConfigureGroup, Group, Lease, Outcome, Record, World, codes, route_group
 from rationalizer.groups.group import Member

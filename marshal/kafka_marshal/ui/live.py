@@ -16,7 +16,7 @@ from typing import Any, Final
 from kafka_marshal.admin.open_messages import OpenMessage, describe, messages_of, state_of
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.instance import Instance
-from kafka_marshal.logs import log, visible
+from kafka_marshal.logs import log
 from kafka_marshal.observe.holes import Holding, holdings_of
 from kafka_marshal.observe.log import Source
 from kafka_marshal.observe.payload import short
@@ -25,6 +25,7 @@ from kafka_marshal.observe.rows import GroupRow, LeaseRow, WorkerRow, evicted_te
 from kafka_marshal.observe.text import count, span, time_text
 from kafka_marshal.observe.view import View
 from kafka_marshal.ports import Cluster, TopicPartition
+from kafka_marshal.secret import visible
 from kafka_marshal.types import Sharer
 from kafka_marshal.ui.archive import Archive
 from kafka_marshal.ui.fold import History

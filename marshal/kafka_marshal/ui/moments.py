@@ -18,11 +18,11 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from kafka_marshal.instance import Instance
-from kafka_marshal.logs import visible
 from kafka_marshal.observe.ownership import Moment as Asked
 from kafka_marshal.observe.ownership import ended_text, moment_text, span_json
 from kafka_marshal.observe.rows import STATES, place_text
 from kafka_marshal.observe.text import count, span, time_text
+from kafka_marshal.secret import visible
 from kafka_marshal.ui.fold import GroupHistory, History, Pausing, Sharing
 from kafka_marshal.ui.index import KeySpans, Sample
 from rationalizer import codes

@@ -30,11 +30,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kafka_marshal.admin.stored_message import StoredMessage
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.instance import release
-from kafka_marshal.logs import visible
 from kafka_marshal.observe.log import Source
 from kafka_marshal.observe.payload import MOST_BYTES, short, shown
 from kafka_marshal.observe.text import no_group
 from kafka_marshal.ports import TopicPartition
+from kafka_marshal.secret import visible
 from kafka_marshal.ui import moments
 from kafka_marshal.ui.archive import Archive, NotReadError, read_around_moments, read_dump, read_kafka
 from kafka_marshal.ui.fold import GroupHistory, History

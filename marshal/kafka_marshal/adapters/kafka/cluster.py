@@ -32,9 +32,8 @@ from kafka_marshal.adapters.kafka.questions import RETRY_S, AddressCheck, Questi
 from kafka_marshal.adapters.kafka.readers import KafkaDataReader, KafkaTail
 from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.adapters.kafka.writers import Batches, KafkaAppender, KafkaProducer, KafkaTransactionalProducer
-from kafka_marshal.errors import ConfigurationError, CoordinationTopicError, TopicMissingError
+from kafka_marshal.errors import ConfigurationError, CoordinationTopicError, TopicMissingError, grant
 from kafka_marshal.ports import DELIVERY_TIMEOUT_MS, TopicConfig, TopicInfo, TopicPartition
-from kafka_marshal.rights import grant
 from kafka_marshal.runtime import THREADS, Runtime
 from kafka_marshal.secret import values_of
 

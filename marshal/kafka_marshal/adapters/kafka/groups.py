@@ -29,9 +29,8 @@ from kafka_marshal.adapters.kafka.errors import (
 )
 from kafka_marshal.adapters.kafka.questions import Questions
 from kafka_marshal.adapters.kafka.settings import Role
-from kafka_marshal.errors import ClosedError, MarshalError
+from kafka_marshal.errors import ClosedError, MarshalError, grant
 from kafka_marshal.ports import KafkaGroup, TopicInfo, TopicPartition
-from kafka_marshal.rights import grant
 
 #: How long offsets are asked for once more, to say that others are pending (s).
 UNSTABLE_S = 2.0

@@ -27,9 +27,8 @@ from kafka_marshal.adapters.kafka.errors import (
     kafka_error,
     marshal_error,
 )
-from kafka_marshal.errors import ClosedError
+from kafka_marshal.errors import ClosedError, grant
 from kafka_marshal.ports import TopicInfo, TopicPartition
-from kafka_marshal.rights import grant
 from kafka_marshal.secret import values_of
 
 T = TypeVar("T")

@@ -16,9 +16,8 @@ from kafka_marshal.adapters.kafka.errors import LOGGER, Troubles, fault_kind, ma
 from kafka_marshal.adapters.kafka.readers import Reading
 from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.engine.work.stuck import STUCK_AFTER_MS, larger, unreadable
-from kafka_marshal.errors import KafkaUnavailableError, PartitionStuckError, RangeGoneError
+from kafka_marshal.errors import KafkaUnavailableError, PartitionStuckError, RangeGoneError, grant
 from kafka_marshal.ports import FaultKind, Message
-from kafka_marshal.rights import grant
 from kafka_marshal.secret import values_of
 
 #: Messages of one step: enough that a step's own cost does not matter, few enough to stay in the processor's caches.

@@ -343,11 +343,6 @@ class KafkaTail:
         with self._lock:
             return [KafkaPartition(self._topic, cp, position) for cp, position in self._positions.items()]
 
-    def position(self, partition: int) -> int:
-        self._reading.check_open()
-        with self._lock:
-            return self._positions[partition]
-
     def _look_at_ends(self) -> None:
         ends = {}
         with self._lock:

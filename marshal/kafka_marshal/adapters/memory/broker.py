@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import re
 import threading
-import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -18,6 +17,7 @@ from kafka_marshal.adapters import producing, transactions
 from kafka_marshal.adapters.producing import Headers
 from kafka_marshal.errors import CoordinationTopicError, ProduceError
 from kafka_marshal.ports import TopicInfo, TopicPartition
+from kafka_marshal.runtime import time_of_day_ms
 
 
 class AppendFate(StrEnum):
@@ -229,7 +229,7 @@ class MemoryBroker:
     def __init__(self, clock: Callable[[], float] | None = None, *, brokers: int = 1) -> None:
         """clock: now in ms; with one nothing ever waits. brokers: how many there seem to be."""
         #: The broker's time in ms.
-        self.clock: Callable[[], float] = clock if clock is not None else _time_of_day_ms
+        self.clock: Callable[[], float] = clock if clock is not None else time_of_day_ms
         #: Whether readers wait for records: only with the time of day, as no thread could move another clock meanwhile.
         self.waits: bool = clock is None
         self.brokers = brokers
@@ -379,26 +379,14 @@ class MemoryBroker:
         """Whether a client gets through; the lock is held."""
         return client not in self.faults.unreachable
 
-    def _changing(self) -> AbstractContextManager[object]:
-        return _Changing(self.changed)
-
-
-class _Changing:
-    """Holds the lock, and wakes all waiting readers on leaving."""
-
-    def __init__(self, condition: threading.Condition) -> None:
-        self._condition = condition
-
-    def __enter__(self) -> None:
-        self._condition.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._condition.notify_all()
-        self._condition.release()
-
-
-def _time_of_day_ms() -> float:
-    return time.time() * 1000
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the lock, and wake all waiting readers on leaving."""
+        with self.changed:
+            try:
+                yield
+            finally:
+                self.changed.notify_all()
 
 
 #: The brokers' transaction.max.timeout.ms.

@@ -171,11 +171,6 @@ class MemoryTail(_Reader):
         self._positions[partition] = position
         return len(entries)
 
-    def position(self, partition: int) -> int:
-        with self._broker.changed:
-            self._check_open()
-            return self._positions[partition]
-
     def follow(self, positions: Mapping[int, int]) -> None:
         with self._broker.changed:
             self._check_open()

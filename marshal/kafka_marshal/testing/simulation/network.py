@@ -432,10 +432,6 @@ class SimulatedTail:
         log = self._network.broker.log(self._topic, cp)
         return [] if log is None else [entry_of(x) for x in log.messages[log.index(position) : log.index(end)]]
 
-    def position(self, partition: int) -> int:
-        self._check_open()
-        return self._positions[partition]
-
     def log_ends(self) -> Mapping[int, int]:
         return dict(self._here)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Protocol
 
-from kafka_marshal.extras import needs
+from kafka_marshal.errors import needs
 
 try:
     from greenlet import GreenletExit, getcurrent, greenlet
