@@ -116,6 +116,7 @@ def test_no_process_is_left_after_a_kill(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "never")  # the processes wait for its first byte
     with subprocess.Popen([sys.executable, "-c", _PARENT, str(tmp_path / "never")]) as parent:
         left = wait_until(lambda: len(found := children(parent.pid)) == 2 and found, 180)
+        wait_until(lambda: all(len(list(Path(f"/proc/{pid}/task").iterdir())) > 1 for pid in left), 180)  # it reads
         parent.send_signal(signal.SIGKILL)
     wait_until(lambda: not any(map(is_there, left)), 180)
 
@@ -149,3 +150,8 @@ def test_what_is_handed_over_is_shown_meanwhile(path: Path) -> None:
     assert sizes == sorted(sizes)
     assert last == folding.DONE
     assert answers(found) == answers(folded(log))
+
+
+def test_a_process_that_ends_before_its_share_is_folded_is_noticed() -> None:
+    with pytest.raises(folding.ProcessLostError, match=r"ended \(status -9\)"):
+        list(folding._collect(1, [(0, folding.PROGRESS, (1, 2)), (0, folding._ENDED, "status -9")]))

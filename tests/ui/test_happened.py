@@ -10,7 +10,7 @@ import pytest
 
 from kafka_marshal.ui import moments
 from kafka_marshal.ui.fold import History
-from kafka_marshal.ui.index import Series
+from kafka_marshal.ui.index import MOST_BUCKETS, Series
 from kafka_marshal.ui.moments import Moment
 from rationalizer import (
     ClaimingPartition,
@@ -187,6 +187,7 @@ def test_nothing_is_lost_where_buckets_become_wider() -> None:
         amount += more
     assert series.width_ms > 1_000
     assert sum(series.lists()["done"]) == amount
+    assert MOST_BUCKETS // 2 <= len(series.lists()["done"]) <= MOST_BUCKETS, "no wider than necessary"
 
 
 def test_a_coordinated_group_reports_what_was_done_since_the_commit_before(recorded: Recorded) -> None:

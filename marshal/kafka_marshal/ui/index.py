@@ -120,11 +120,8 @@ class Pulse:
         if (offset >= self.last_offset) if offset >= 0 else (at >= self.last):
             return at - self.last
         index = _before(self._ends, self._end_offsets, at, offset)
-        if index < len(self._ends) and (
-            self._begin_offsets[index] <= offset if offset >= 0 else self._begins[index] <= at
-        ):
-            return at - self._begins[index]
-        return 0
+        begun = _before(self._begins, self._begin_offsets, at, offset)
+        return at - self._begins[index] if begun > index else 0
 
 
 class Sample(NamedTuple):
