@@ -151,23 +151,23 @@ def test_no_function_is_too_long() -> None:
 #: Package → (modules, lines) that it may have, docstrings included. A ratchet: anybody lowers it, only an issue that
 #: names the price of a feature raises it.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
-    "adapters": (20, 5_620),
+    "adapters": (20, 5_600),
     "admin": (16, 6_170),
     "archive": (3, 820),
     "checkpoints": (3, 580),
-    "cli": (27, 8_010),
+    "cli": (27, 8_000),
     "client": (35, 11_090),
     "engine": (59, 18_460),
     "kafka_marshal": (14, 2_760),
-    "metrics": (6, 1_590),
+    "metrics": (6, 1_580),
     "node": (17, 4_470),
     "observe": (16, 5_930),
     "pipeline": (21, 8_070),
     "rationalizer": (44, 10_100),
     "sinks": (7, 2_700),
     "snapshots": (5, 1_030),
-    "testing": (40, 11_250),
-    "ui": (10, 4_350),
+    "testing": (40, 11_230),
+    "ui": (10, 4_340),
     "watchdog": (3, 940),
 }
 
