@@ -9,7 +9,7 @@ import pytest
 
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
-from kafka_marshal.client.fetching import collector_resting
+from kafka_marshal.client.fetching import Then, collector_resting
 from kafka_marshal.node.coordination_topic import create_topic
 
 
@@ -71,9 +71,9 @@ def test_it_rests_while_a_backlog_is_fetched_and_only_then(monkeypatch: pytest.M
         fetches: list[tuple[int, bool]] = []
         pump = consumer._fetcher.pump
 
-        def noted(timeout_s: float) -> int:
+        def noted(timeout_s: float, then: Then | None = None) -> int:
             rests = not gc.isenabled()
-            came = pump(timeout_s)
+            came = pump(timeout_s, then)
             fetches.append((came, rests))
             return came
 

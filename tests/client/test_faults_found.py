@@ -12,6 +12,7 @@ import pytest
 from kafka_marshal import ClaimTimeoutError, ConfigurationError, Delivery, Marshal
 from kafka_marshal.adapters.memory import AppendFate, MemoryCluster
 from kafka_marshal.client.consumer import CLOCK_STRIDE
+from kafka_marshal.client.fetching import Then
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.ports import DataFault, Message
 from kafka_marshal.runtime import Threads
@@ -98,9 +99,9 @@ def test_t5_messages_of_a_lease_in_doubt_are_waited_for_at_rest(
         looks: list[float] = []
         pump = consumer._fetcher.pump
 
-        def counted(timeout_s: float) -> int:
+        def counted(timeout_s: float, then: Then | None = None) -> int:
             looks.append(time.monotonic())
-            return pump(timeout_s)
+            return pump(timeout_s, then)
 
         monkeypatch.setattr(consumer._fetcher, "pump", counted)
         cluster.broker.produce("t", 0, b"second")

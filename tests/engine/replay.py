@@ -214,8 +214,9 @@ class Replay:
                 return [now]
             case "outbox.append", (cp, record):
                 return [cp, decode(b64decode(record), SUPPORTED_LEVEL)]
-            case "fetched", (topic, partition, stretches, now):
-                return [(topic, partition), [_Message(topic, partition, each) for each in offsets_in(stretches)], now]
+            case (("fetched" | {"come": _}), (topic, partition, stretches, *rest)):
+                messages = [_Message(topic, partition, each) for each in offsets_in(stretches)]
+                return [(topic, partition), messages, *(from_json(each, self._own) for each in rest)]
             case "delivery.finish", (groups, sizes, now):
                 found = zip(self._all(number, groups), sizes, strict=True)
                 return [[Finished(*each, None) for each in found], now]

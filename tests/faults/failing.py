@@ -18,6 +18,7 @@ from typing import Any
 
 from kafka_marshal import Balanced, Consumer, Delivery, Policy, guard
 from kafka_marshal.adapters.kafka.settings import Role, properties
+from kafka_marshal.client.fetching import Then
 from kafka_marshal.engine.policies import View, Wishes
 from kafka_marshal.logs import RateLimit
 from kafka_marshal.ports import DataFault, Message
@@ -199,14 +200,14 @@ def another_thread_is_faster(delivery: Delivery) -> None:
         take()
         return len(got) == PARTITIONS * MESSAGES
 
-    def looked(timeout_s: float) -> int:
+    def looked(timeout_s: float, then: Then | None = None) -> int:
         looks.append(timeout_s)
         if len(looks) == 2:  # the last check of the first call
             for partition in range(PARTITIONS):
                 for number in range(MESSAGES):
                     cluster.broker.produce(TOPIC, partition, b"%d" % number)
             answer("poll() of another thread", take)
-        return pump(timeout_s)
+        return pump(timeout_s, then)
 
     setattr(consumer._fetcher, "pump", looked)  # noqa: B010 - a method is not assigned otherwise
     try:

@@ -105,8 +105,8 @@ FAULTS: tuple[Mutation, ...] = (
     Mutation(
         "a run that a loop has left is not undone",
         "_iterate",
-        "answer = self._ask(self._serve_run, undo=self._undo)",
-        "answer = self._ask(self._serve_run)",
+        "answer = self._ask(self._serve_run, run, undo=self._undo)",
+        "answer = self._ask(self._serve_run, run)",
         "C14",
     ),
     Mutation(

@@ -83,13 +83,14 @@ class Consumer(FetchingConsumer["Consumer"]):
         # The arguments of clock_gettime are one tuple, made once: to make it for each message costs a fifth of the
         # time between two messages.
         clock, clock_id = runtime.clock_gettime, (runtime.clock_id,)
+        run: Run | None = None
         while True:
             try:
-                answer = self._ask(self._serve_run, undo=self._undo)
+                answer = self._ask(self._serve_run, run, undo=self._undo)
             except EndedError:
                 return
             message: Message | None = None
-            run: Run | None = None
+            run = None
             try:
                 run = self._waited(answer)
                 if run is None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, TypeVarTuple
 
 from kafka_marshal import arguments
 from kafka_marshal.client.attempt import GroupKind
@@ -36,10 +36,10 @@ from kafka_marshal.engine.work.in_lanes import FIRST_READ, Finished, mean_bytes
 from kafka_marshal.engine.work.open_messages import hash_of
 from kafka_marshal.engine.work.pull import (
     AwaitGrant,
-    End,
     Fetch,
     GrantedPull,
     Pull,
+    Step,
     Take,
     Wait,
     Wanted,
@@ -108,11 +108,17 @@ SLICE_S = 0.2
 CUT_SLICE_S = 0.01
 
 
+Ts = TypeVarTuple("Ts")
+
 #: For this long (s) after a failed read, the failure explains why a partition delivers nothing.
 FAILS_FOR_S = 10.0
 
 #: After the first replacement of a reader, the least time before the next one (s).
 RENEWED_EVERY_S = 60.0
+
+
+#: Gives the engine messages of one partition, and their mean size (bytes). Returns False if it did not.
+Then = Callable[[Key, list[Message], float], bool]
 
 
 class Fetcher:
@@ -146,6 +152,8 @@ class Fetcher:
         self._failed_at: dict[Key, float] = {}
         #: How often messages were fetched again because a read was not noted.
         self.reread: int = 0
+        #: How many more messages may be fetched, as of the last time that the lock was held: see ``look``.
+        self._room: int = FIRST_READ
 
     def _open(self) -> DataReader:
         cluster, group_id = self._driver.cluster, self._driver.engine.settings.group_id
@@ -190,17 +198,18 @@ class Fetcher:
         room = min(room, BURST)
         if room > 0:
             with collector_resting():
-                while came < room and not enough() and self._room() > 0 and (more := self.pump(0.0)):
+                while came < room and not enough() and self._room > 0 and (more := self.pump(0.0)):
                     came += more
         return came
 
-    def wait(self, until: float) -> float:
+    def wait(self, until: float, then: Then | None = None) -> float:
         """Fetch what is there; wait for the first message until then (s, monotonic), for one slice at most.
 
+        then: called with what came, if that is of one partition; the lock is held.
         Returns when the wait began.
         """
         now = self._driver.monotonic()
-        self.pump(max(0.0, min(until - now, SLICE_S)))
+        self.pump(max(0.0, min(until - now, SLICE_S)), then)
         return now
 
     def await_cut(self, until: float) -> float:
@@ -212,13 +221,13 @@ class Fetcher:
             )
         return now
 
-    def _room(self) -> int:
-        """How many more may be fetched: half of ``max_bytes_in_flight`` is for messages that wait to be delivered."""
+    def look(self) -> None:
+        """See how many more may be fetched, which user threads only increase; the lock is held.
+
+        Half of ``max_bytes_in_flight`` is for messages that wait to be delivered.
+        """
         memory = self._engine.delivery.memory
-        if not memory.message_bytes:
-            return FIRST_READ
-        with self._driver.locked(step=False):
-            return memory.room(self._engine.delivery.buffered)
+        self._room = memory.room(self._engine.delivery.buffered) if memory.message_bytes else FIRST_READ
 
     def _hold_up(self, room: int) -> None:
         """Stop fetching partitions that fill the memory, so that others can continue; resume when there is room.
@@ -245,7 +254,7 @@ class Fetcher:
             self._held_up |= set(changes)
             self._change(changes)
 
-    def pump(self, timeout_s: float) -> int:
+    def pump(self, timeout_s: float, then: Then | None = None) -> int:
         """Fetch what is there, waiting up to timeout_s for the first message. Returns how many messages and faults.
 
         A read is noted before another thread reads. If an exception prevented that, the messages would be missing as
@@ -259,7 +268,7 @@ class Fetcher:
                 self._mend(missing)
             if self._is_torn:
                 self._go_back()
-            room = self._room()
+            room = self._room
             self._hold_up(room)
             self._is_torn = True
             begun = self._assigns  # before the dict, without the lock: else it might be of a change under way
@@ -271,7 +280,7 @@ class Fetcher:
             self.monitor.end_read(timeout_s)
             ends = self.reader.take_ends()
             if messages or faults or ends or self._engine.delivery.memory.spent:
-                self._note(fetched, begun, messages, faults, ends)
+                self._note(fetched, begun, messages, faults, ends, then)
             self._is_torn = False
         return len(messages) + len(faults)
 
@@ -282,6 +291,7 @@ class Fetcher:
         messages: list[Message],
         faults: list[DataFault],
         ends: dict[Key, int],
+        then: Then | None,
     ) -> None:
         def is_of_now(key: Key) -> bool:
             """Whether what was read of it is of its present assignment, and not of one that ended meanwhile."""
@@ -292,6 +302,12 @@ class Fetcher:
         parts = list(runs(messages, one, {topic for topic, _ in (*fetched, *self._fetched)}))
         number, now, mean = self._engine.number, self._driver.now_ms(), mean_bytes(messages)
         with self._driver.locked(step=False) as engine:
+            if then is not None and len(parts) == 1 and not (faults or ends) and is_of_now(parts[0][0]):
+                key, group = parts[0]
+                if then(key, group, mean):
+                    self.monitor.received(key, (group[-1].offset() or 0) + 1)
+                    self._failed_at.pop(key, None)
+                    return
             engine.take(number, self._engine.delivery.memory.read, len(messages), mean)
             for key, group in parts:
                 if is_of_now(key):
@@ -308,6 +324,7 @@ class Fetcher:
                     self._driver.lock.empty_outbox()
             for fault in faults:
                 self._judge(fault)
+            self.look()
 
     def _go_back(self) -> None:
         """Fetch again from the end of the last read that was noted: a later one was not."""
@@ -630,9 +647,14 @@ class FetchingConsumer(AnyConsumer[S]):
             with self._driver.locked(step=False):
                 self._take(self._delivery.undo_run, run)
 
-    def _serve_run(self, is_gone: Callable[[], bool]) -> Run | None:
-        self._recall_hand()
-        return self._pull(Pull(self._engine), is_gone, iterating=True)
+    def _serve_run(self, is_gone: Callable[[], bool], left: Run | None = None) -> Run | None:
+        """left: the thread that asks has left this run."""
+        try:
+            self._recall_hand()
+        except BaseException:
+            self._undo(left)
+            raise
+        return self._pull(Pull(self._engine), is_gone, iterating=True, left=left)
 
     def _serve_batch(self, is_gone: Callable[[], bool], max_messages: int, timeout: float) -> Run | None:
         self._recall_hand()
@@ -653,17 +675,46 @@ class FetchingConsumer(AnyConsumer[S]):
         return self._pull(Pull(self._engine, hand, deadline=until, collected=collected), is_gone, hand.size)
 
     def _pull(
-        self, pull: Pull, is_gone: Callable[[], bool], max_messages: int = RUN_SIZE, iterating: bool = False
+        self,
+        pull: Pull,
+        is_gone: Callable[[], bool],
+        max_messages: int = RUN_SIZE,
+        iterating: bool = False,
+        left: Run | None = None,
     ) -> Run | None:
-        """Carry out the pull step by step. Returns its run; None if the pull or the consumer ends."""
+        """Carry out the pull step by step. Returns its run; None if the pull or the consumer ends.
+
+        A message that comes while a thread waits enters the engine once, and the lock is taken once for it.
+        """
         fetcher, came, waited = self._fetcher, None, None
+        found: list[tuple[Step | None, bool]] = []
+
+        def take(function: Callable[[*Ts, Wanted, float], Step], *of: *Ts) -> None:
+            """Find the next step; the lock is held."""
+            wanted = Wanted(max_messages, iterating, self._driver.monotonic(), came, waited)
+            step = self._take(function, *of, wanted)
+            fetcher.look()
+            found.append((step, self._delivery.is_held_up(self._driver.now_ms())))
+
+        def then(key: Key, messages: list[Message], mean: float) -> bool:
+            if is_gone() or self._is_ending:
+                return False
+            take(pull.come, key, messages, mean)
+            return True
+
         while True:
-            with self._driver.locked(step=False):
-                if is_gone() or self._is_over():
-                    return None
-                wanted = Wanted(max_messages, iterating, self._driver.monotonic(), came, waited)
-                step = self._take(pull.next, wanted)
-                is_held_up = self._delivery.is_held_up(self._driver.now_ms())
+            if not found:
+                with self._driver.locked(step=False):
+                    if is_gone() or self._is_over():
+                        if left is not None:
+                            self._take(self._delivery.undo_run, left)
+                        return None
+                    if left is None:
+                        take(pull.next)
+                    else:
+                        take(pull.after, left)
+                    left = None
+            step, is_held_up = found.pop()
             came = waited = None
             match step:
                 case Take(run):
@@ -671,18 +722,19 @@ class FetchingConsumer(AnyConsumer[S]):
                 case Fetch(room, until):
                     came = fetcher.fill(room, is_gone)
                     if not came and until is not None:
-                        waited = fetcher.await_cut(until) if is_held_up else fetcher.wait(until)
+                        waited = fetcher.await_cut(until) if is_held_up else fetcher.wait(until, then)
                 case Wait(until):
                     waited = fetcher.wait(until)
                 case AwaitGrant(grant):
                     self._await(pull, grant)
-                case End():
+                case _:
                     return None
 
     def _await(self, pull: Pull, grant: Grant) -> None:
         """Wait until our replica has applied the ClaimingMessages (C13); meanwhile, fetch the next batch."""
         with self._driver.locked(step=False):
             room = self._take(pull.room) or 0  # None: closed since, by another thread
+            self._fetcher.look()
         self._fetcher.fill(room, lambda: grant.is_answered)
         with self._driver.condition:
             self._driver.wait_for(lambda: grant.is_answered, None)

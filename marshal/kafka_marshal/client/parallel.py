@@ -172,6 +172,7 @@ class Runner:
                     if self._consumer._is_over():
                         break
                     self._look(now)
+                    self._consumer._fetcher.look()
                     is_enough = self._lanes.ready >= self._tries.ready_wanted
                     if is_enough:
                         # Otherwise ``next`` shows that handlers are alive.
@@ -202,6 +203,7 @@ class Runner:
         fetcher = self._consumer._fetcher
         with self._driver.locked(step=False):
             is_waiting = self._consumer._delivery.is_waiting
+            fetcher.look()
         if not is_waiting:
             return fetcher.wait(float("inf"))
         if not fetcher.pump(0.0):

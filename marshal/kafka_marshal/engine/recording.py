@@ -430,8 +430,9 @@ class Recorder:
                 return [*self._worlds(self._engine.worlds), now]
             case "append", (cp, record):
                 return [cp, b64encode(encode(record)).decode()]
-            case "fetched", (key, messages, now):
-                return [*key, in_stretches(message.offset() or 0 for message in messages), now]
+            case "fetched" | "come", (key, messages, *rest):
+                came = in_stretches(message.offset() or 0 for message in messages)
+                return [*key, came, *(to_json(each, self._own) for each in rest)]
             case "finish", (finished, now):
                 return [self._whose(number, [each.message for each in finished]), [each.size for each in finished], now]
             case "done", (messages, now):

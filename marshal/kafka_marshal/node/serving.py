@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from kafka_marshal.errors import ClosedError, ForkedError
@@ -256,7 +256,7 @@ class Servants:
 
     def _carry_out(self, job: _Job | Callable[[], object]) -> None:
         try:
-            self.undo_lost()
+            self.undo_lost(job.args if isinstance(job, _Job) else ())
             if not isinstance(job, _Job):
                 job()
                 return
@@ -276,8 +276,8 @@ class Servants:
         job.box.put((value, error))
         del error  # as in Answer.wait
 
-    def undo_lost(self) -> None:
-        """Undo the values that did not reach their callers."""
+    def undo_lost(self, given_back: Sequence[object] = ()) -> None:
+        """Undo the values that did not reach their callers, but those that a call gives back itself."""
         if not self._delivered:
             return
         with self._undoing:
@@ -285,7 +285,7 @@ class Servants:
                 lost = [entry for entry in self._delivered if not entry[0].receipt.out and entry[0].is_gone()]
                 self._delivered = [x for x in self._delivered if not x[0].receipt.out and not any(x is y for y in lost)]
             for job, value in lost:
-                if job.undo is not None:
+                if job.undo is not None and not any(value is each for each in given_back):
                     job.undo(value)
 
     def end(self) -> None:

@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.work.assignment import Grant, Mover, Run
 from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
 
 #: The most messages of a hand. An interrupt puts back all messages that have not left: the next hand is then smaller,
@@ -36,6 +37,9 @@ class Delivers(Mover, Protocol):
 
     @property
     def delivery(self) -> Delivery: ...
+
+    def fetched(self, key: Key, messages: list[Message], now: float) -> None:
+        """Consecutive messages of one partition came from the reader."""
 
 
 class Hand:
@@ -198,6 +202,19 @@ class Pull:
         filled = self._fill_until if fullest and self._fill_until is not None else inf
         # Read a backlog first: each run that is handed over costs two thread switches.
         return Fetch(wanted.max_messages - fullest, min(self.deadline, filled))
+
+    @given
+    def after(self, left: Run, wanted: Wanted, now: float) -> Step:
+        """The next step of a thread that has left this run."""
+        self._delivery.undo_run(left, now)
+        return self.next(wanted, now)
+
+    @given
+    def come(self, key: Key, messages: list[Message], mean_bytes: float, wanted: Wanted, now: float) -> Step:
+        """Consecutive messages of one partition, of this mean size, came from the reader; the next step."""
+        self._delivery.memory.read(len(messages), mean_bytes)
+        self.work.fetched(key, messages, now)
+        return self.next(wanted, now)
 
     def _is_enough(self, fullest: int, wanted: Wanted) -> bool:
         return (
