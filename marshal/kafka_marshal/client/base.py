@@ -239,13 +239,6 @@ class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Generic[S]):
         """Give the engine an input for this consumer, with the time; the lock is held. None: the consumer has ended."""
         return self._driver.engine.take(self._engine.number, function, *of, self._driver.now_ms())
 
-    @property
-    def _is_ending(self) -> bool:
-        """Whether ``_is_over`` may be true, or raise. The lock is held."""
-        if self._closed or self._stop_signal or self._driver.is_over or self._engine.errors:
-            return True
-        return self._engine.source.failure is not None or self._driver.engine.failure is not None
-
     def _is_over(self) -> bool:
         """Ends the loops after stop() or close(); raises what went wrong. The lock is held."""
         if self._closed or self._stop_signal:

@@ -124,13 +124,10 @@ Then = Callable[[Key, list[Message], float], bool]
 class Fetcher:
     """One reader, the partitions assigned to it, and how far their messages were noted."""
 
-    def __init__(
-        self, consumer: FetchingConsumer[Any], driver: Driver, config: Mapping[str, object], max_bytes: int
-    ) -> None:
+    def __init__(self, consumer: FetchingConsumer[Any], driver: Driver, config: Mapping[str, object]) -> None:
         self._consumer = consumer
         self._driver = driver
         self.config = config
-        self._max_bytes = max_bytes
         self._reading = driver.cluster.runtime.lock()
         self.reader: DataReader = self._open()
         #: Partition → the numbers of its latest assignment and of the one before. The dict is replaced, never changed:
@@ -498,7 +495,7 @@ class FetchingConsumer(AnyConsumer[S]):
         config: Mapping[str, object],
     ) -> None:
         self._shared_bytes = marshal.max_bytes_shared_reads if options.settings.shares_keys else 0
-        self._fetcher = Fetcher(self, driver, config, options.settings.max_bytes_in_flight)
+        self._fetcher = Fetcher(self, driver, config)
         #: Its transactional producers; None: it does not process in transactions.
         self._transactions: Transactions | None = None
         if options.transactions is not None:
@@ -697,7 +694,7 @@ class FetchingConsumer(AnyConsumer[S]):
             found.append((step, self._delivery.is_held_up(self._driver.now_ms())))
 
         def then(key: Key, messages: list[Message], mean: float) -> bool:
-            if is_gone() or self._is_ending:
+            if is_gone() or self._closed or self._stop_signal or self._engine.errors or self._engine.source.failure:
                 return False
             take(pull.come, key, messages, mean)
             return True
