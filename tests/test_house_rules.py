@@ -156,7 +156,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (3, 820),
     "checkpoints": (3, 580),
     "cli": (27, 8_000),
-    "client": (35, 11_150),
+    "client": (35, 11_140),
     "engine": (59, 18_480),
     "kafka_marshal": (14, 2_760),
     "metrics": (6, 1_580),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (346, 103_890)
+MOST_OF_ALL = (346, 103_880)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
