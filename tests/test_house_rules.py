@@ -166,7 +166,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "rationalizer": (44, 10_100),
     "sinks": (7, 2_700),
     "snapshots": (5, 1_030),
-    "testing": (40, 11_230),
+    "testing": (38, 11_200),
     "ui": (10, 4_340),
     "watchdog": (3, 940),
 }
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (346, 103_880)
+MOST_OF_ALL = (344, 103_850)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

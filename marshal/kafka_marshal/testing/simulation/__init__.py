@@ -23,9 +23,7 @@ take part: a function of one :class:`Job`. See docs/simulation.md. Needs the ext
 ``ledger``              messages handled, granted and reported as done: in which order, with which outputs
 ``holdings``            what a process believes to hold, leases or pieces, and what of it a message is
 ``member_invariants``   invariants of members that the log does not show
-``data``                the topics whose messages are handled
-``clients``             starts and restarts processes
-``faults``              injects faults
+``faults``              starts and restarts processes, fills topics, injects faults
 ``story``               runs a scenario, and fails it if a thread hangs or an exception is logged
 ``campaign``            runs many seeds, and shrinks a failing scenario
 ======================  ==============================================================================================

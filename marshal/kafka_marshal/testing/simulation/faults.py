@@ -1,4 +1,4 @@
-"""Injects the faults of a story into a client, its host, the log or the group."""
+"""The clients and the data topics of a story, and the faults that befall a client, its host, the log or the group."""
 
 from __future__ import annotations
 
@@ -7,17 +7,186 @@ from dataclasses import fields
 from functools import partial
 from random import Random
 
+from kafka_marshal.adapters.memory import MemoryBroker
 from kafka_marshal.snapshots.prune import DEFAULT_KEEP, LEAST_KEEP
 from kafka_marshal.testing.simulation.checks import Checks
-from kafka_marshal.testing.simulation.clients import RESTART_INTERVALS, Clients
-from kafka_marshal.testing.simulation.data import Data
 from kafka_marshal.testing.simulation.in_batches import settle_by_hand
 from kafka_marshal.testing.simulation.living import Host, Trouble
 from kafka_marshal.testing.simulation.network import Network
-from kafka_marshal.testing.simulation.process import Job, Process, is_expected
+from kafka_marshal.testing.simulation.process import Job, Process, Store, Worker, is_expected
 from kafka_marshal.testing.simulation.scenario import Fault, Scenario
+from kafka_marshal.testing.simulation.scheduler import Scheduler
+from kafka_marshal.testing.simulation.workers import built_in, host_of
 from kafka_marshal.types import Key
 from rationalizer import Rollback, encode, route_group
+
+#: An ended worker is restarted after this many HI.
+RESTART_INTERVALS = 0.5
+
+
+class Clients:
+    """All processes of a story, of workers and of admins."""
+
+    def __init__(self, scenario: Scenario, network: Network, checks: Checks, worker: Worker | None) -> None:
+        self._scenario = scenario
+        self._hi = float(scenario.heartbeat_interval_ms)
+        self._scheduler = network.scheduler
+        self._network = network
+        self._checks = checks
+        self._worker = worker
+        self.store: Store = Store()
+        self._clients = {client.name: client for client in scenario.clients}
+        self.hosts: dict[str, Host] = {client.name: host_of(client, self._hi) for client in scenario.clients}
+        for name, host in self.hosts.items():
+            host.is_interrupted = scenario.is_interrupted(name)
+        self.processes: list[Process] = []
+        self._started: dict[str, int] = {}
+        #: Virtual time (ms) until which a client is not restarted.
+        self.away: dict[str, float] = {}
+        #: Current slowdown of a client's work (1: none).
+        self.slowness: Callable[[str], float] = lambda _: 1.0
+
+    def new_process(self, host: Host) -> Process:
+        """A new process on a host."""
+        number = self._started[host.name] = self._started.get(host.name, 0) + 1
+        interval_ms = self._scenario.interval_of(host.name, number)
+        process = Process(f"{host.name}#{number}", host, self._network, self._checks, self._scenario.seed, interval_ms)
+        self.processes.append(process)
+        return process
+
+    def start(self, name: str) -> None:
+        """Start a client's worker unless one runs or the client must stay away."""
+        if self.running(name) is not None or self._scheduler.now < self.away.get(name, 0.0):
+            return
+        client = self._clients[name]
+        process = self.new_process(self.hosts[name])
+        job = process.work.job = Job(process, self._scenario, self.store)
+        job.slowness = self.slowness(name)
+        job.on_death = self._dies
+        worker = (
+            self._worker
+            if client.worker == "yours" and self._worker is not None
+            else built_in(client, self._scenario.checkpoints)
+        )
+        self.note("start", process.name)
+        process.run(lambda: worker(job), lambda: self._ended(process, name))
+
+    def _ended(self, process: Process, name: str) -> None:
+        self.note("end", process.name, type(process.end.error).__name__)
+        if not is_expected(process.end.error):
+            self._checks.fail("worker", f"{process.name} raised {process.end.error!r}")
+        self._checks.forget(process)
+        self.later(RESTART_INTERVALS, lambda: self.start(name))
+
+    def running(self, name: str) -> Process | None:
+        """The newest process of a client that has not died, ended or been stopped."""
+        alive = [p for p in self.processes if p.client_id == name and not p.dead and not p.end.ended]
+        return next((p for p in reversed(alive) if p.stopped_until <= self._scheduler.now or not p.end.replaced), None)
+
+    def _dies(self, process: Process) -> None:
+        """A message kills it; it is restarted."""
+        self.note("dies", process.name)
+        self.kill(process)
+        self.later(RESTART_INTERVALS, lambda: self.start(process.client_id))
+
+    def kill(self, process: Process) -> None:
+        """kill -9."""
+        process.kill()
+        self._checks.forget(process)
+
+    def later(self, intervals: float, function: Callable[[], object]) -> None:
+        """Call this after ``intervals`` HI."""
+        self._scheduler.call_at(self._scheduler.now + intervals * self._hi, function)
+
+    def note(self, name: str, *what: object) -> None:
+        """Add a line to the story's history."""
+        self._checks.events.append((name, self._scheduler.now, *what))
+
+
+#: Mean number of messages in a burst.
+BURST = 12
+#: The messages of this many HI exist at the start.
+AT_START = 7
+#: In stories with lanes: message keys and their weights.
+MESSAGE_KEYS: dict[bytes | None, float] = {None: 1.0, b"a": 4.0, b"b": 2.0, b"c": 1.3, b"d": 1.0, b"e": 0.8}
+
+
+class Data:
+    """The data topics of one story."""
+
+    def __init__(self, scenario: Scenario, scheduler: Scheduler, broker: MemoryBroker, network: Network) -> None:
+        self._scenario = scenario
+        self._scheduler = scheduler
+        self._broker = broker
+        self._network = network
+        #: Number of messages of the whole story.
+        self.published: int = 0
+        #: Called with each message's partition, offset and key.
+        self.on_message: Callable[[Key, int, bytes | None], object] = lambda *_: None
+        #: Random source of keys.
+        self._rng = Random(f"{scenario.seed}/keys")
+
+    def plan(self) -> None:
+        """Create the topics and schedule their messages."""
+        scenario, hi = self._scenario, float(self._scenario.heartbeat_interval_ms)
+        for topic, partitions in scenario.data_topics.items():
+            self._broker.create_topic(topic, partitions)
+        rng = Random(f"{scenario.seed}/messages")
+        # In order of time, so that a shorter story has the same beginning.
+        at, last, rate = 0.0, 0.95 * scenario.intervals, scenario.messages
+        while at < last:
+            burst = int(rng.expovariate(1 / BURST)) + 1
+            self._scheduler.call_at(min(at, last) * hi, partial(self._publish, rng.random(), burst))
+            if self.published > AT_START * rate:
+                at += rng.expovariate(rate / burst)
+            self.published += burst
+        if (missing := int(0.95 * rate * scenario.intervals) - self.published) > 0:
+            self._scheduler.call_at(last * hi, partial(self._publish, rng.random(), missing))
+            self.published += missing
+
+    def _publish(self, drawn: float, burst: int) -> None:
+        keys = self.all_partitions()
+        for _ in range(burst):
+            self._add(keys[int(drawn * len(keys))])
+
+    def _add(self, key: Key) -> None:
+        """Publish one message to a partition."""
+        has_key = self._scenario.order is not None
+        drawn = self._rng.choices(list(MESSAGE_KEYS), list(MESSAGE_KEYS.values()))[0] if has_key else None
+        self.on_message(key, self._network.publish(*key, b"", drawn), drawn)
+
+    def fill_up_to(self, key: Key, end: int) -> None:
+        """Publish messages until a partition ends at ``end``."""
+        for _ in range(self.end(key), end):
+            self._add(key)
+            self.published += 1
+
+    def count(self, topic: str) -> int:
+        """The present number of a topic's partitions."""
+        return self._broker.existing[topic].info.partitions
+
+    def all_partitions(self) -> list[Key]:
+        """All partitions of all data topics."""
+        return [(topic, part) for topic in self._scenario.data_topics for part in range(self.count(topic))]
+
+    def start(self, key: Key) -> int:
+        """The offset of the first retained message."""
+        return self._broker.existing[key[0]].partitions[key[1]].start
+
+    def end(self, key: Key) -> int:
+        """The offset after the last message."""
+        return self._broker.existing[key[0]].partitions[key[1]].end
+
+    def end_if_any(self, key: Key) -> int | None:
+        """The end offset; None if the partition is only a claimed name without a topic."""
+        topic = self._broker.existing.get(key[0])
+        return topic.partitions[key[1]].end if topic is not None and key[1] < len(topic.partitions) else None
+
+    def grow(self, topic: str, most: int) -> None:
+        """Add a partition, up to ``most``."""
+        if self.count(topic) < most:
+            self._broker.grow_topic(topic, self.count(topic) + 1)
+
 
 #: Longest duration of an admin's pause if no one ends it (HI).
 PAUSE_INTERVALS = 10

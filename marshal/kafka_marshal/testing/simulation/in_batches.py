@@ -11,7 +11,7 @@ from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.handling import Retry
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.client.shared import ShareConsumer, SharedBatch
-from kafka_marshal.testing.simulation.process import Job
+from kafka_marshal.testing.simulation.process import FailedError, Job
 from kafka_marshal.testing.simulation.scenario import Client
 
 #: The share of messages that are set aside, of batches of which the rest is given back, and of slow messages.
@@ -20,10 +20,6 @@ PARKED, GIVEN_BACK, SLOW, SLOW_INTERVALS = 0.004, 0.05, 0.005, 1.0
 TRY_FAILING, LAST_FAILING = 0.05, 0.1
 #: Most messages that an operator settles at a time.
 MOST_SETTLED = 3
-
-
-class FailedError(Exception):
-    """A handler's failure."""
 
 
 def work_in_batches(job: Job, client: Client) -> None:

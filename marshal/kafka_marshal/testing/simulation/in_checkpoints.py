@@ -17,7 +17,7 @@ from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.errors import ConfigurationError, StateError
 from kafka_marshal.files import Files
 from kafka_marshal.testing.simulation.holdings import place_of
-from kafka_marshal.testing.simulation.process import Job
+from kafka_marshal.testing.simulation.process import FailedError, Job
 from kafka_marshal.testing.simulation.scenario import Client, Counting
 from kafka_marshal.types import Key
 
@@ -35,10 +35,6 @@ ASKING = 0.004
 TRY_FAILING = 0.05
 #: How long a handler may take if there is a limit (HI).
 TIMEOUT_INTERVALS = 4.0
-
-
-class FailedError(Exception):
-    """A handler's failure that is worth another attempt."""
 
 
 class _Memory(Files):

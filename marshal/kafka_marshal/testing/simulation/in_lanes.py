@@ -9,7 +9,7 @@ from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.client.handling import Hooks, Retry
 from kafka_marshal.client.marshal import Marshal
-from kafka_marshal.testing.simulation.process import Job
+from kafka_marshal.testing.simulation.process import FailedError, Job
 
 #: The share of attempts that fail, and of last attempts among them that fail nevertheless.
 FAILING, LAST_FAILING = 0.1, 0.1
@@ -27,10 +27,6 @@ HOLDING_SHARE, HELD_INTERVALS, OPEN_INTERVALS = 0.25, (0.3, 2.0), (1.0, 8.0)
 TAKEN_UP_S = 0.005
 #: Rounding of clocks (s).
 ROUNDING_S = 1e-6
-
-
-class FailedError(Exception):
-    """A handler's failure that is worth another attempt."""
 
 
 class FinalError(Exception):

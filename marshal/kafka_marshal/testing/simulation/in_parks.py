@@ -10,7 +10,7 @@ from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.client.handling import Hooks, Retry
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.testing.simulation.holdings import place_of
-from kafka_marshal.testing.simulation.process import Job
+from kafka_marshal.testing.simulation.process import FailedError, Job
 
 #: The share of tries of good messages that fail; the last one does not.
 FAILING = 0.08
@@ -20,10 +20,6 @@ FATAL, SLOW, SLOW_INTERVALS = 0.0005, 0.02, 1.0
 
 class BadError(Exception):
     """What a message raises that never works."""
-
-
-class FailedError(Exception):
-    """What another message raises at times."""
 
 
 def work_in_parks(job: Job, marshal: Marshal, consumer: Consumer) -> None:

@@ -12,7 +12,7 @@ from kafka_marshal.client.handling import Retry
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.errors import KafkaUnavailableError, LeaseError, TransactionError
 from kafka_marshal.testing.simulation.ledger import OUTPUTS, output_partition
-from kafka_marshal.testing.simulation.process import Job
+from kafka_marshal.testing.simulation.process import FailedError, Job
 
 #: Choices of ``transaction_timeout`` (s).
 TIMEOUTS = (1.0, 2.0, 5.0)
@@ -20,10 +20,6 @@ TIMEOUTS = (1.0, 2.0, 5.0)
 FAILING = 0.05
 #: The share of handlers that take up to a heartbeat interval longer.
 SLOW = 0.02
-
-
-class FailedError(Exception):
-    """A block's failure: its outputs are never seen, and its batch comes again."""
 
 
 def work_in_transactions(job: Job, consumer: Consumer, lost: set[tuple[str, int]], at_once: int = 1) -> None:

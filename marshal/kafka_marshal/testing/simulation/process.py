@@ -359,6 +359,10 @@ class Job:
         return self._process.runtime.monotonic()
 
 
+class FailedError(Exception):
+    """A try of a built-in worker fails, and its message comes again; of a block in a transaction no output is seen."""
+
+
 class Worker(Protocol):
     """A worker under test."""
 

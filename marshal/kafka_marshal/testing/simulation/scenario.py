@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from random import Random
 
 from kafka_marshal.engine.work.lanes import Order
@@ -316,8 +317,8 @@ class Scenario:
             extra["evict"] = EVICT_WEIGHT
         faults = _faults(rng, clients, cps, intervals, extra)
         snapshots = Random(f"kafka-marshal/{named}/snapshots").choice(SNAPSHOTS_EVERY)
-        more = (*(_prunes(named, intervals) if snapshots else ()), *_forgotten(named, intervals))
-        faults = tuple(sorted((*faults, *more), key=lambda fault: fault.at))
+        prunes = _prunes(named, intervals) if snapshots else ()
+        faults = _in_order(faults, prunes, _forgotten(named, intervals))
         other = 0 if worker else _other_partitions(named)
         clients = _with_topics(named, clients) if other else clients
         if coordinated:
@@ -325,11 +326,11 @@ class Scenario:
         clients = _with_lanes(named, clients) if lanes else clients
         if transactions:
             clients = _in_transactions(clients)
-            faults = tuple(sorted((*faults, *_offsets(named, intervals)), key=lambda fault: fault.at))
+            faults = _in_order(faults, _offsets(named, intervals))
         if not worker:
             clients = _with_paces(named, clients)
             clients = clients if at_least else _with_callbacks(named, clients)
-            faults = tuple(sorted((*faults, *_interrupts(named, clients, intervals)), key=lambda fault: fault.at))
+            faults = _in_order(faults, _interrupts(named, clients, intervals))
         found = cls(
             seed=seed,
             clients=clients,
@@ -401,6 +402,16 @@ def _short(item: Client | Fault) -> str:
     return f"{type(item).__name__}({', '.join(said)})"
 
 
+def _fault(at: float, kind: str, client: str, intervals: float, size: float, partition: int = 0) -> Fault:
+    """A fault as drawn, with few digits."""
+    return Fault(round(at, 2), kind, client, round(intervals, 2), round(size, 3), partition)
+
+
+def _in_order(*faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    """All of these by time."""
+    return tuple(sorted(chain(*faults), key=lambda fault: fault.at))
+
+
 def _client(rng: Random, index: int, delivery: str, drift: float, fenced: bool, worker: bool, intervals: int) -> Client:
     kind = "fenced" if fenced and delivery == "at-least-once" else rng.choice(WORKERS[delivery])
     if worker and index % 2 == 0:
@@ -448,12 +459,12 @@ def _with_checkpoints(seed: str, story: Scenario) -> Scenario:
     workers = tuple(replace(x, worker=rng.choice(COUNTING_WORKERS)) for x in story.clients)
     last = story.intervals - 6.0
     faults = [
-        Fault(
-            round(rng.uniform(2.0, last), 2),
+        _fault(
+            rng.uniform(2.0, last),
             kind := rng.choice(("deploy", "go back", "go back", "rollback", "late rollback")),
             rng.choice(workers).name if kind == "go back" else "",
-            round(rng.uniform(0.2, 6), 2),
-            round(rng.random(), 3),
+            rng.uniform(0.2, 6),
+            rng.random(),
         )
         for _ in range(rng.randint(0, 6))
     ]
@@ -467,7 +478,7 @@ def _with_checkpoints(seed: str, story: Scenario) -> Scenario:
     return replace(
         story,
         clients=tuple(replace(x, reads="") for x in workers) if shares else workers,
-        faults=tuple(sorted(kept, key=lambda fault: fault.at)),
+        faults=_in_order(kept),
         data_partitions=rng.choice((1, 2, 3)) if shares else story.data_partitions,
         other_partitions=0 if shares else story.other_partitions,
         order="key" if shares else rng.choice(ORDERS),
@@ -498,7 +509,7 @@ def _with_sharers(seed: str, story: Scenario) -> Scenario:
         x if x.worker == "yours" else _in_turns(x, rng, is_whole=0 < index <= whole) for index, x in enumerate(chosen)
     )
     faults = [
-        Fault(round(rng.uniform(4.0, last), 2), kind, "", round(rng.uniform(0.1, 2), 2), round(rng.random(), 3))
+        _fault(rng.uniform(4.0, last), kind, "", rng.uniform(0.1, 2), rng.random())
         for kind in ("settles", "brief pause")
         for _ in range(rng.randint(0, 6))
     ]
@@ -507,7 +518,7 @@ def _with_sharers(seed: str, story: Scenario) -> Scenario:
     return replace(
         story,
         clients=clients,
-        faults=tuple(sorted((*kept, *faults), key=lambda fault: fault.at)),
+        faults=_in_order(kept, faults),
         data_partitions=rng.choice((1, 2, 2, 4)),
         other_partitions=0,
         sharing=True,
@@ -519,7 +530,7 @@ def _with_parks(seed: str, story: Scenario) -> Scenario:
     rng = Random(f"kafka-marshal/{seed}/parks")
     last = story.intervals - 6.0
     faults = [
-        Fault(round(rng.uniform(4.0, last), 2), "settles", "", round(rng.uniform(0.1, 2), 2), round(rng.random(), 3))
+        _fault(rng.uniform(4.0, last), "settles", "", rng.uniform(0.1, 2), rng.random())
         for _ in range(rng.randint(0, 8))
     ]
     # An exception between two lines of a handler's call would count as a failed try.
@@ -529,7 +540,7 @@ def _with_parks(seed: str, story: Scenario) -> Scenario:
     return replace(
         story,
         clients=tuple(replace(x, reads="") if shares else x for x in workers),
-        faults=tuple(sorted((*kept, *faults), key=lambda fault: fault.at)),
+        faults=_in_order(kept, faults),
         data_partitions=rng.choice((1, 2, 3)) if shares else story.data_partitions,
         other_partitions=0 if shares else story.other_partitions,
         order="key" if shares else story.order,
@@ -575,14 +586,14 @@ def _faults(
     for _ in range(rng.randint(6, 24)):
         kind = rng.choices(kinds, list(weights.values()))[0]
         client = None if kind in ("outage", "grow", "pause", "clock") else rng.choice(clients)
-        size = round(rng.uniform(-3, 3) if kind == "clock" else rng.random(), 3)
-        length = round(rng.uniform(0.1, ABSENCE if kind in ("crash", "term") else 5), 2)
+        size = rng.uniform(-3, 3) if kind == "clock" else rng.random()
+        length = rng.uniform(0.1, ABSENCE if kind in ("crash", "term") else 5)
         first = 1.0 if client is None else min(1.0 + client.joins, intervals - 6.0)
         at = round(rng.uniform(first, intervals - 5), 2)
-        found.append(Fault(at, kind, "" if client is None else client.name, length, size, rng.randrange(cps)))
+        found.append(_fault(at, kind, "" if client is None else client.name, length, size, rng.randrange(cps)))
         if kind == "clock":  # while messages are handled
             found.append(Fault(round(at - 0.5, 2), "slow network", rng.choice(clients).name, 2.0, 0.4))
-    return tuple(sorted(found, key=lambda fault: fault.at))
+    return _in_order(found)
 
 
 def _forgotten(seed: str, intervals: int) -> list[Fault]:
@@ -591,7 +602,7 @@ def _forgotten(seed: str, intervals: int) -> list[Fault]:
     if rng.random() > FORGOTTEN_SHARE:
         return []
     at, length, size = rng.uniform(0.2, 0.7) * intervals, rng.uniform(0.5, 4), rng.random()
-    return [Fault(round(at, 2), "forget", "", round(length, 2), round(size, 3))]
+    return [_fault(at, "forget", "", length, size)]
 
 
 def _interrupts(seed: str, clients: Sequence[Client], intervals: int) -> list[Fault]:
@@ -605,7 +616,7 @@ def _interrupts(seed: str, clients: Sequence[Client], intervals: int) -> list[Fa
             if client.worker in INTERRUPTED and rng.random() < 0.6:
                 at = rng.uniform(min(1.0 + client.joins, intervals - 6.0), intervals - 5)
                 length, size = rng.uniform(5, intervals / 2), rng.uniform(0.1, 1)
-                found.append(Fault(round(at, 2), kind, client.name, round(length, 2), round(size, 3)))
+                found.append(_fault(at, kind, client.name, length, size))
     return found
 
 
@@ -616,7 +627,7 @@ def _offsets(seed: str, intervals: int) -> list[Fault]:
     for _ in range(rng.choice((0, 1, 2, 4))):
         kind = rng.choice(("foreign commit", "dropped offset"))
         at, size, partition = rng.uniform(0.1, 0.95) * intervals, rng.random(), rng.randrange(100)
-        found.append(Fault(round(at, 2), kind, "", 1.0, round(size, 3), partition))
+        found.append(_fault(at, kind, "", 1.0, size, partition))
     return found
 
 
@@ -626,5 +637,5 @@ def _prunes(seed: str, intervals: int) -> list[Fault]:
     found = []
     for _ in range(rng.choice((0, 1, 1, 2, 3))):
         at, length, size = rng.uniform(0.3, 0.95) * intervals, rng.uniform(0.01, 1), rng.random()
-        found.append(Fault(round(at, 2), "prune", "", round(length, 2), round(size, 3)))
+        found.append(_fault(at, "prune", "", length, size))
     return found

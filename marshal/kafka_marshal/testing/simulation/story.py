@@ -32,9 +32,7 @@ from kafka_marshal.logs import RateLimit
 from kafka_marshal.node.coordination_topic import required_settings
 from kafka_marshal.testing.simulation.batch_checks import BatchChecks, is_waiting
 from kafka_marshal.testing.simulation.checks import Checks
-from kafka_marshal.testing.simulation.clients import Clients
-from kafka_marshal.testing.simulation.data import Data
-from kafka_marshal.testing.simulation.faults import PAUSE_INTERVALS, Faults
+from kafka_marshal.testing.simulation.faults import PAUSE_INTERVALS, Clients, Data, Faults
 from kafka_marshal.testing.simulation.in_checkpoints import PLANNED
 from kafka_marshal.testing.simulation.interrupting import interrupted_between
 from kafka_marshal.testing.simulation.ledger import OUTPUT_PARTITIONS, OUTPUTS
