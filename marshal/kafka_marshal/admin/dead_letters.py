@@ -154,7 +154,8 @@ class DeadLetters(Iterator[DeadLetter]):
     def _fill(self) -> bool:
         """Read until some letters are in order; False: there are no more."""
         parts = self._parts
-        patience = _Patience(self._cluster.runtime.monotonic, self._timeout_s)
+        monotonic = self._cluster.runtime.monotonic
+        until = monotonic() + self._timeout_s
         while True:
             while not any(part.is_behind for part in parts.values()):
                 key = min((key for key, part in parts.items() if part.records), key=self._age, default=None)
@@ -173,8 +174,8 @@ class DeadLetters(Iterator[DeadLetter]):
             for fault in faults:
                 self._meet(fault)
             if news:
-                patience.renew()
-            elif patience.is_over:
+                until = monotonic() + self._timeout_s
+            elif monotonic() >= until:
                 raise KafkaUnavailableError(
                     f"nothing of topic {self.topic!r} was read for {self._timeout_s:g} s, and {self.done:,} of "
                     f"{self.total:,} offsets were read by then. Nothing was changed. Check that the brokers run and "
@@ -281,24 +282,6 @@ class _Part:
         if full != self._paused:
             self._paused = full
             (reader.pause if full else reader.resume)([key])
-
-
-class _Patience:
-    """A time-out for reads without a record."""
-
-    def __init__(self, clock: Callable[[], float], timeout_s: float) -> None:
-        self._clock = clock
-        self._timeout_s = timeout_s
-        self.renew()
-
-    def renew(self) -> None:
-        """A record came."""
-        self._until = self._clock() + self._timeout_s
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has lasted too long."""
-        return self._clock() >= self._until
 
 
 def _size(message: Message) -> int:

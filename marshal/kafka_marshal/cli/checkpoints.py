@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kafka_marshal.cli.app import command
-from kafka_marshal.cli.connection import admin_of, catch_up, connected, id_argument, note, view_of
-from kafka_marshal.cli.failures import DONE, NO, CommandError
-from kafka_marshal.cli.options import complete_group, span_option
+from kafka_marshal.cli.change import (
+    carry_out,
+    client_option,
+    dry_run_option,
+    fields_of,
+    group_argument,
+    within_option,
+    yes_option,
+)
+from kafka_marshal.cli.connection import admin_of, catch_up, note, viewing
+from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
+from kafka_marshal.cli.options import Options, parsed, read_time, span_option
 from kafka_marshal.cli.output import Cell, Column, print_json, print_table, say, say_warning
 from kafka_marshal.cli.watch import Picture, Section, print_picture
 from kafka_marshal.observe.checkpoints import (
@@ -27,8 +41,7 @@ from kafka_marshal.observe.text import clock_text, count, no_group, span, time_t
 from rationalizer import route_group
 
 if TYPE_CHECKING:
-    from kafka_marshal.admin.checkpoints import TakenCheckpoint
-    from kafka_marshal.cli.options import Options
+    from kafka_marshal.admin import RolledBack, TakenCheckpoint
     from kafka_marshal.observe.checkpoints import CheckpointHistory, CheckpointsRow, Cut, Ended, Taken, WentBack
     from kafka_marshal.observe.view import View
     from rationalizer import Group, Outcome
@@ -51,6 +64,16 @@ _OLDER = (
     Column("why it is older", fold=True, least=16),
 )
 
+_WAY = (
+    Column("topic", fold=True),
+    Column("partition", right=True),
+    Column("from", right=True),
+    Column("to", right=True),
+    Column("come again", right=True),
+    Column("gone (retention)", right=True),
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 #: The most losses, rollbacks and ended barriers in a table; JSON has all.
 _EVENTS_LISTED = 10
 
@@ -58,11 +81,9 @@ _EVENTS_LISTED = 10
 def cut_json(cut: Cut) -> dict[str, object]:
     """A piece with its cut as JSON."""
     return {
-        "topic": cut.topic,
-        "topic_partition": cut.partition,
+        **fields_of(cut, "topic topic_partition=partition"),
         "keys": [cut.lo, cut.hi],
-        "client": cut.client,
-        "cut": cut.cut,
+        **fields_of(cut, "client cut"),
         "why": cut.why or None,
     }
 
@@ -76,7 +97,7 @@ def _limit(context: click.Context, parameter: click.Parameter, value: str) -> in
 
 
 @command()
-@click.argument("group", callback=id_argument, shell_complete=complete_group)
+@group_argument
 @click.option("--pin", is_flag=True, help="Keep it until it is retired (checkpoints --retire).")
 @click.option(
     "--timeout",
@@ -105,22 +126,11 @@ def checkpoint(options: Options, group: str, pin: bool, limit: int) -> int:
     with admin_of(options) as admin:
         taken = admin.checkpoint(group, pin, limit / 1000)
     if options.json:
-        print_json(_taken_json(group, taken))
+        found = fields_of(taken, "checkpoint=id log_time took_ms members pinned")
+        print_json({"group": group, **found, "older": [cut_json(cut) for cut in taken.older]})
     else:
         _print_taken(group, taken)
     return NO if taken.older else DONE
-
-
-def _taken_json(group: str, taken: TakenCheckpoint) -> dict[str, object]:
-    return {
-        "group": group,
-        "checkpoint": taken.id,
-        "log_time": taken.log_time,
-        "took_ms": taken.took_ms,
-        "members": taken.members,
-        "pinned": taken.pinned,
-        "older": [cut_json(cut) for cut in taken.older],
-    }
 
 
 def _print_taken(group: str, taken: TakenCheckpoint) -> None:
@@ -149,16 +159,14 @@ def _older_cells(cut: Cut) -> list[str | Cell]:
 
 
 @command()
-@click.argument("group", callback=id_argument, shell_complete=complete_group)
+@group_argument
 @click.option("--pin", type=click.IntRange(min=0), metavar="ID", help="Keep this one until it is retired.")
 @click.option("--retire", type=click.IntRange(min=0), metavar="ID", help="Drop this one (not the newest).")
 @click.option("--start", is_flag=True, help="Let the group take checkpoints from now on; it is paused shortly.")
 @click.option("--hold", is_flag=True, help="With --start: a checkpoint is one moment for all members.")
 @click.option("--keep", type=click.IntRange(1, 64), metavar="N", help="With --start: periodic ones that are kept (16).")
 @click.option("--end", is_flag=True, help="Let the group take none any more; it is paused shortly.")
-@click.option(
-    "--within", callback=span_option, default="30s", metavar="SPAN", help="How long to wait for members to leave (30s)."
-)
+@within_option("How long to wait for members to leave")
 @click.pass_obj
 def checkpoints(
     options: Options,
@@ -195,7 +203,7 @@ def checkpoints(
         raise click.UsageError("--hold and --keep go with --start; later on --keep is what the members' policy says.")
     if any(ways):
         return _change(options, group, pin, retire, start, hold, keep or 16, within)
-    with connected(options) as cluster, view_of(cluster, options) as view:
+    with viewing(options) as view:
         home = route_group(group, len(view.worlds))
         history = CheckpointHistory(group)
         history.begin(view.worlds[home])
@@ -363,4 +371,171 @@ def _taken_fields(taken: Taken | None) -> dict[str, object]:
         "partitions": taken.partitions,
         "slowest": taken.slowest or None,
         "missing": [cut_json(cut) for cut in taken.missing],
+    }
+
+
+# -- the way back --------------------------------------------------------------------------------------------------
+
+
+def _target(options: Options, option: str, text: str) -> int | str | datetime:
+    """ID, initial or TIME."""
+    if text == "initial" or (text.isascii() and text.isdigit()):
+        return text if text == "initial" else int(text)
+    return _EPOCH + timedelta(milliseconds=read_time(options, option, text, moves=True))
+
+
+def _function(context: click.Context, parameter: click.Parameter, value: str | None) -> Callable[..., object] | None:
+    """MODULE:FUNCTION; modules of the working directory are found, too."""
+    if value is None:
+        return None
+    module, colon, name = value.partition(":")
+    if not (module and colon and name):
+        raise click.BadParameter(f"{value!r} is not of the form MODULE:FUNCTION", context, parameter)
+    sys.path.insert(0, "")
+    try:
+        found: Any = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        raise CommandError(f"--undo {value}: can't be imported ({text}). Nothing was changed.", WRONG_USE) from error
+    finally:
+        sys.path.remove("")
+    if not callable(found):
+        raise click.BadParameter(f"{value} is no function. Nothing was changed", context, parameter)
+    return found  # type: ignore[no-any-return]
+
+
+@command()
+@group_argument
+@click.option(
+    "--to",
+    required=True,
+    callback=parsed(_target, " (or initial, or the id of a checkpoint)"),
+    metavar="ID|initial|TIME",
+    help="A checkpoint; initial: before any state was saved; a TIME: the newest complete by then (03:14, 10m, …).",
+)
+@dry_run_option("Show what would go back; change nothing.")
+@yes_option()
+@click.option("--force", is_flag=True, help="Even if retention has deleted messages that would come again.")
+@click.option(
+    "--stay-paused",
+    callback=span_option,
+    metavar="SPAN",
+    help="Pause the group first, and leave it paused this long after it has gone back (10m).",
+)
+@click.option(
+    "--undo",
+    callback=_function,
+    metavar="MODULE:FUNCTION",
+    help="With --stay-paused: call this with the Restore, to rewind sinks (sink.restore).",
+)
+@within_option("How long to wait for members to leave", "60s")
+@client_option("Carry on as this admin, whose pause is in force.")
+@click.pass_obj
+def rollback(
+    options: Options,
+    group: str,
+    to: int | str | datetime,
+    force: bool,
+    stay_paused: int | None,
+    undo: Callable[..., object] | None,
+    within: int,
+    client_id: str | None,
+) -> int:
+    r"""Put GROUP back to a checkpoint: its positions and the states that belong to them.
+
+    All members go back together, restore their states, and continue. Later checkpoints are dropped, pinned ones too.
+    The checkpoint is pinned first (checkpoints --retire ID drops it later). Work since the newest checkpoint, which the
+    log does not count yet, comes again, too. What was produced to other topics stays there.
+
+    \b
+    Undo a deploy:
+      kafka-marshal checkpoint delays --pin                            before it; names the ID
+      kafka-marshal rollback delays --to ID --stay-paused 15m --undo new_release.sinks:undo
+      … deploy the old release …
+      kafka-marshal release-group delays --resume
+
+    \b
+    Exit status: 0 done; 1 not done: no such checkpoint, messages are gone (--force), not confirmed, or another client
+    put it back meanwhile; 2 wrong use; 3 no Kafka, or it is unknown whether it was done: run checkpoints.
+    """
+    if undo is not None and stay_paused is None:
+        raise click.UsageError("--undo rewinds sinks while no member writes to them: it goes with --stay-paused.")
+    if client_id is not None and stay_paused is None:
+        raise click.UsageError("--client-id carries on a pause: it goes with --stay-paused.")
+    how = "" if stay_paused is None else f", and leave it paused for {span(stay_paused)}"
+    shows = f"kafka-marshal checkpoints {quote(group)}{options.reach()}"
+    if_interrupted = f"It may have gone back: {shows} shows it."
+    if stay_paused is not None:
+        resumes = f"kafka-marshal release-group {quote(group)}{options.reach()} --resume"
+        if_interrupted += f" If it is paused: {resumes}"
+    with admin_of(options, client_id) as admin:
+        planned = admin.rollback(group, to, dry_run=True)
+
+        def go_back() -> RolledBack:
+            if stay_paused is not None:
+                note(options, f"pausing {group} as {admin.client_id} until its members have left …")
+            seconds = None if stay_paused is None else stay_paused / 1000
+            return admin.rollback(group, planned.to, stay_paused=seconds, undo=undo, force=force, timeout=within / 1000)
+
+        return carry_out(
+            options,
+            lambda: planned,
+            show=partial(_show_way, options),
+            question=f"Put group {group} back to checkpoint {planned.to}{how}?",
+            do=go_back,
+            if_interrupted=if_interrupted,
+            say=partial(_say_way, options),
+            json=_way_json,
+        )
+
+
+def _show_way(options: Options, planned: RolledBack) -> None:
+    rows = [
+        [*map(str, (each.topic, each.partition, each.before, each.after)), f"{each.messages:,}", str(each.gone or "-")]
+        for each in planned.partitions
+    ]
+    print_table(_WAY, rows)
+    again = sum(each.messages for each in planned.partitions)
+    note(options, f"to checkpoint {planned.to}: {_come_again(again)}, and what was done since the newest")
+    _name_dropped(planned, options, "checkpoint goes", "checkpoints go")
+    if gone := sum(each.gone for each in planned.partitions):
+        say_warning(
+            f"retention has deleted {count(gone, 'message')} that would have to come again: missing then. "
+            "Choose a later checkpoint, or accept it with --force"
+        )
+
+
+def _name_dropped(found: RolledBack, options: Options, one: str, many: str) -> None:
+    if found.dropped:
+        named = ", ".join(f"{each} (pinned)" if each in found.pinned else str(each) for each in found.dropped)
+        note(options, f"{count(len(found.dropped), one, many)} with it, for good: {named}")
+
+
+def _say_way(options: Options, found: RolledBack, done: bool) -> None:
+    if not done:
+        return
+    say(
+        f"{found.group} is back at checkpoint {found.to} (generation {found.generation}); "
+        f"{_come_again(sum(each.messages for each in found.partitions))}"
+    )
+    _name_dropped(found, options, "checkpoint went", "checkpoints went")
+    if found.paused_by is not None:
+        resume = f"kafka-marshal release-group {quote(found.group)}{options.reach()} --resume"
+        note(options, f"it stays paused by {found.paused_by}. To resume it: {resume}")
+
+
+def _come_again(messages: int) -> str:
+    return count(messages, "message comes again", "messages come again")
+
+
+def _way_json(found: RolledBack, done: bool) -> dict[str, object]:
+    return {
+        **fields_of(found, "group to generation"),
+        "partitions": [
+            fields_of(each, "topic partition from=before to=after messages gone") for each in found.partitions
+        ],
+        "dropped": list(found.dropped),
+        "pinned": list(found.pinned),
+        "paused": found.paused_by is not None,
+        **fields_of(found, "client_id=paused_by paused_until"),
     }

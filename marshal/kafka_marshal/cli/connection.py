@@ -69,6 +69,13 @@ def catch_up(view: View) -> None:
         view.catch_up(progressed)
 
 
+@contextmanager
+def viewing(options: Options) -> Iterator[View]:
+    """What the log says, to be caught up (*blocking*)."""
+    with connected(options) as cluster, view_of(cluster, options) as view:
+        yield view
+
+
 def sizes_of(cluster: Cluster) -> Sizes:
     """How large the log is, and how long it is kept."""
     from kafka_marshal.observe.log_size import Sizes

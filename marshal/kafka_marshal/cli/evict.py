@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.app import command
-from kafka_marshal.cli.connection import admin_of, connected, id_argument, note, view_of
-from kafka_marshal.cli.failures import DONE, NO, CommandError
+from kafka_marshal.cli.change import (
+    NOT_DONE,
+    carry_out,
+    client_option,
+    dry_run_option,
+    fields_of,
+    group_argument,
+    within_option,
+    yes_option,
+)
+from kafka_marshal.cli.connection import admin_of, id_argument, note, viewing
+from kafka_marshal.cli.failures import NO, CommandError
 from kafka_marshal.cli.options import (
     Options,
     complete_client,
@@ -21,7 +31,7 @@ from kafka_marshal.cli.options import (
     refuse_unknown,
     span_option,
 )
-from kafka_marshal.cli.output import ask, print_json, say, say_warning
+from kafka_marshal.cli.output import say, say_warning
 from kafka_marshal.observe.checkpoints import repeated_text
 from kafka_marshal.observe.rows import DAY_MS, GroupRow, place_text, span_text
 from kafka_marshal.observe.text import clients_of, count, span
@@ -31,8 +41,6 @@ if TYPE_CHECKING:
     from kafka_marshal.admin import Admin
     from kafka_marshal.types import LeaseInfo
 
-_NOT_DONE = "Nothing was changed."
-
 #: The most workers named in one message.
 _LISTED = 8
 
@@ -41,16 +49,10 @@ _LISTED = 8
 @click.argument("group", callback=id_argument, required=False, shell_complete=complete_group)
 @click.argument("topic_name", metavar="[TOPIC", callback=id_argument, required=False, shell_complete=complete_topic)
 @click.argument("partition", metavar="PARTITION]", type=click.IntRange(0, MAX_PARTITION), required=False)
-@click.option(
-    "--member",
-    metavar="CLIENT",
-    callback=id_argument,
-    help="Release all that this worker holds.",
-    shell_complete=complete_client,
-)
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@client_option("Release all that this worker holds.", "--member", metavar="CLIENT")
+@yes_option()
 @click.option("--force", is_flag=True, help="Also take the lease from a holder that beat within its interval.")
-@click.option("--dry-run", is_flag=True, help="Say who would be evicted; change nothing.")
+@dry_run_option("Say who would be evicted; change nothing.")
 @click.pass_obj
 def evict(
     options: Options,
@@ -58,9 +60,7 @@ def evict(
     topic_name: str | None,
     partition: int | None,
     member: str | None,
-    yes: bool,
     force: bool,
-    dry_run: bool,
 ) -> int:
     r"""Release a lease in a dead holder's name, so that other workers need not wait until it goes stale.
 
@@ -96,25 +96,25 @@ def evict(
                 return admin.evict(name, member, force=force, dry_run=dry_run)
             return [admin.evict(name, held[0].topic, held[0].partition, force=force, dry_run=dry_run)]
 
-        if dry_run:
-            return _report(options, evict(dry_run=True), member, name, went_back, done=False)
-        if went_back and held and not yes:
+        def do() -> list[LeaseInfo]:
+            if member is not None:
+                _say_if_last(admin, name, member)
+            return evict()
+
+        if went_back and held and not (options.yes or options.dry_run):
             note(options, went_back)
-        if not ask(f"Evict {_all(held) if held else f'{member}, which owns nothing,'} of group {name}?", yes):
-            note(options, _NOT_DONE)
-            return NO
-        options.if_interrupted = "The releases may have been written: see kafka-marshal who."
-        if member is not None:
-            _say_if_last(admin, name, member)
-        return _report(options, evict(), member, name, went_back, done=True)
+        return carry_out(
+            options,
+            lambda: evict(dry_run=True),
+            question=f"Evict {_all(held) if held else f'{member}, which owns nothing,'} of group {name}?",
+            do=do,
+            if_interrupted="The releases may have been written: see kafka-marshal who.",
+            say=lambda were, done: _say_evicted(were, f"{member}", name, went_back, done),
+            json=lambda were, done: _evicted_json(were, member, done),
+        )
 
 
-def _report(
-    options: Options, held: list[LeaseInfo], member: str | None, group: str, went_back: str, *, done: bool
-) -> int:
-    if options.json:
-        _print(held, member, done=done)
-        return DONE
+def _say_evicted(held: list[LeaseInfo], member: str, group: str, went_back: str, done: bool) -> None:
     for was in held:
         where = f"{was.topic} partition {place_text(was.partition, was.lo, was.hi)}"
         released = f"released: {was.client_id} no longer holds {where} (epoch {was.epoch})."
@@ -124,7 +124,13 @@ def _report(
         say(f"{member} {left} group {group}; it {owned} nothing.")
     elif went_back:
         say(went_back)
-    return DONE
+
+
+def _evicted_json(held: list[LeaseInfo], member: str | None, done: bool) -> dict[str, object]:
+    found = [
+        {**fields_of(lease, "group=group_id topic partition holder=client_id epoch"), "evicted": done} for lease in held
+    ]
+    return found[0] if member is None else {"member": member, "leases": found}
 
 
 def _held(options: Options, admin: Admin, group: str | None, client: str) -> tuple[str, list[LeaseInfo]]:
@@ -134,14 +140,14 @@ def _held(options: Options, admin: Admin, group: str | None, client: str) -> tup
     if not held:
         known = read_names(options, options.timeout)
         if group is not None:
-            refuse_name(known, group, None, _NOT_DONE)
+            refuse_name(known, group, None, NOT_DONE)
         joined = [name for name in known if group in (None, name) and client in clients_of(known, name)]
         if len(joined) == 1:
             return joined[0], []
         where = "" if group is None else f" in group {group!r}"
-        raise CommandError(f"{client!r} holds nothing{where}. {_who_does(clients_of(known, group))}{_NOT_DONE}", NO)
+        raise CommandError(f"{client!r} holds nothing{where}. {_who_does(clients_of(known, group))}{NOT_DONE}", NO)
     if len(groups) > 1:
-        raise CommandError(f"{client!r} works in several groups ({', '.join(groups)}): name one. {_NOT_DONE}", NO)
+        raise CommandError(f"{client!r} works in several groups ({', '.join(groups)}): name one. {NOT_DONE}", NO)
     return groups[0], held
 
 
@@ -166,10 +172,10 @@ def _say_if_last(admin: Admin, group: str, client: str) -> bool:
 def _lease(options: Options, admin: Admin, group: str, topic: str | None, partition: int | None) -> LeaseInfo:
     found = [lease for lease in admin.progress(group) if (lease.topic, lease.partition) == (topic, partition)]
     if not found:
-        refuse_unknown(options, group, topic, _NOT_DONE)
-        raise CommandError(f"nobody of group {group!r} ever held {topic!r} partition {partition}. {_NOT_DONE}", NO)
+        refuse_unknown(options, group, topic, NOT_DONE)
+        raise CommandError(f"nobody of group {group!r} ever held {topic!r} partition {partition}. {NOT_DONE}", NO)
     if found[0].client_id is None:
-        raise CommandError(f"{topic!r} partition {partition} is free already. {_NOT_DONE}", NO)
+        raise CommandError(f"{topic!r} partition {partition} is free already. {NOT_DONE}", NO)
     return found[0]
 
 
@@ -184,27 +190,12 @@ def _all(held: list[LeaseInfo]) -> str:
     return f"{first.client_id} from {count(len(held), 'partition')}"
 
 
-def _print(held: list[LeaseInfo], member: str | None, *, done: bool) -> None:
-    found = [
-        {
-            "group": lease.group_id,
-            "topic": lease.topic,
-            "partition": lease.partition,
-            "holder": lease.client_id,
-            "epoch": lease.epoch,
-            "evicted": done,
-        }
-        for lease in held
-    ]
-    print_json(found[0] if member is None else {"member": member, "leases": found})
-
-
 @command()
 @click.argument("names", metavar="[GROUP] CLIENT", nargs=-1, required=True, shell_complete=complete_client)
 @click.option("--wait", callback=span_option, default=None, metavar="SPAN", help="Wait until it holds nothing.")
-@click.option("--dry-run", is_flag=True, help="Say what it would be asked to hand over; change nothing.")
+@dry_run_option("Say what it would be asked to hand over; change nothing.")
 @click.pass_obj
-def drain(options: Options, names: tuple[str, ...], wait: int | None, dry_run: bool) -> int:
+def drain(options: Options, names: tuple[str, ...], wait: int | None) -> int:
     r"""Ask a live worker to hand over: it finishes its messages in flight, releases all it holds, and claims no more.
     A member of a coordinated group finishes, commits and leaves.
 
@@ -223,44 +214,37 @@ def drain(options: Options, names: tuple[str, ...], wait: int | None, dry_run: b
         name, held = _held(options, admin, names[0] if len(names) == 2 else None, client)
         options.if_interrupted = "It may have been asked; nothing was taken from it."
         is_last = _say_if_last(admin, name, client)
-        if dry_run:
-            if options.json:
-                print_json({"group": name, "member": client, "held": len(held), "waited": False, "last": is_last})
+
+        def say_asked(held: list[LeaseInfo], done: bool) -> None:
+            what = f"{count(len(held), 'partition')} of group {name}"
+            if not done:
+                say(f"{client} would be asked to hand over {what}.")
+            elif wait is None:
+                say(f"asked: {client} is to hand over {what}.")
             else:
-                say(f"{client} would be asked to hand over {count(len(held), 'partition')} of group {name}.")
-            return DONE
-        held = admin.drain(name, client, timeout=None if wait is None else wait / 1000)
-    if options.json:
-        print_json(
-            {
-                "group": name,
-                "member": client,
-                "held": len(held),
-                "waited": wait is not None,
-                "last": is_last,
-            }
+                say(f"done: {client} has handed over {what}.")
+
+        def asked_json(held: list[LeaseInfo], done: bool) -> dict[str, object]:
+            waited = done and wait is not None
+            return {"group": name, "member": client, "held": len(held), "waited": waited, "last": is_last}
+
+        return carry_out(
+            options,
+            lambda: held,
+            do=lambda: admin.drain(name, client, timeout=None if wait is None else wait / 1000),
+            say=say_asked,
+            json=asked_json,
         )
-    elif wait is None:
-        say(f"asked: {client} is to hand over {count(len(held), 'partition')} of group {name}.")
-    else:
-        say(f"done: {client} has handed over {count(len(held), 'partition')} of group {name}.")
-    return DONE
 
 
 @command()
-@click.argument("group", callback=id_argument, shell_complete=complete_group)
-@click.option("--yes", is_flag=True, help="Don't ask.")
-@click.option(
-    "--within",
-    callback=span_option,
-    default="30s",
-    metavar="SPAN",
-    help="How long its members may take to release, or to be silent enough (30s).",
-)
+@group_argument
+@yes_option()
+@within_option("How long its members may take to release, or to be silent enough")
 @click.option("--force", is_flag=True, help="Also where members are alive: they begin from their start= again.")
-@click.option("--dry-run", is_flag=True, help="Say what would be forgotten; change nothing.")
+@dry_run_option("Say what would be forgotten; change nothing.")
 @click.pass_obj
-def forget_group(options: Options, group: str, yes: bool, within: int, force: bool, dry_run: bool) -> int:
+def forget_group(options: Options, group: str, within: int, force: bool) -> int:
     r"""Drop all that the log knows of a group that has ended: leases, pieces, settings and positions.
 
     It first shows what is lost: positions, lag, and when a member was seen. It refuses while a member beats, and then
@@ -273,7 +257,7 @@ def forget_group(options: Options, group: str, yes: bool, within: int, force: bo
     with admin_of(options) as admin:
         leases = admin.progress(group)
         if not leases and not admin.pauses(group):
-            refuse_unknown(options, group, effect=_NOT_DONE)
+            refuse_unknown(options, group, effect=NOT_DONE)
         topics = ", ".join(sorted({lease.topic for lease in leases}))
         held = sum(lease.client_id is not None for lease in leases)
         is_coordinated = any(lease.kind == "coordinated" for lease in leases)
@@ -288,32 +272,33 @@ def forget_group(options: Options, group: str, yes: bool, within: int, force: bo
             "open": {state: still_open[state] for state in ("parked", "waiting", "acquired")},
             **_lost_json(lost),
         }
-        if dry_run:
-            if options.json:
-                print_json({**found, "forgotten": False})
+
+        def say_forgotten(leases: int, done: bool) -> None:
+            if done:
+                say(f"forgotten: {count(leases, 'partition' if is_coordinated else 'lease')} of group {group}.")
             else:
                 say(f"{about} would be forgotten; {held} of them are held. {_lost_text(lost, still_open)}")
-            return DONE
-        if not options.json:
+
+        if not (options.dry_run or options.json):
             say(_lost_text(lost, still_open))
-        if not ask(f"Forget {about} of group {group}? {held} of them are held.", yes):
-            note(options, _NOT_DONE)
-            return NO
-        options.if_interrupted = (
-            f"The group may still be paused for {span(max(60_000, 2 * within))} at most; to end that: kafka-marshal "
-            f"release-group {quote(group)} --resume --client-id {quote(admin.client_id)}{options.reach()}"
+        return carry_out(
+            options,
+            lambda: len(leases),
+            question=f"Forget {about} of group {group}? {held} of them are held.",
+            do=lambda: admin.forget(group, within / 1000, force=force),
+            if_interrupted=(
+                f"The group may still be paused for {span(max(60_000, 2 * within))} at most; to end that: "
+                f"kafka-marshal release-group {quote(group)} --resume --client-id {quote(admin.client_id)}"
+                f"{options.reach()}"
+            ),
+            say=say_forgotten,
+            json=lambda leases, done: {**found, "leases": leases, "forgotten": done},
         )
-        forgotten = admin.forget(group, within / 1000, force=force)
-    if options.json:
-        print_json({**found, "leases": forgotten, "forgotten": True})
-    else:
-        say(f"forgotten: {count(forgotten, 'partition' if is_coordinated else 'lease')} of group {group}.")
-    return DONE
 
 
 def _looked_at(options: Options, group: str) -> GroupRow:
     """The group as in `status`: its positions, and when a member was last seen."""
-    with connected(options) as cluster, view_of(cluster, options) as view:
+    with viewing(options) as view:
         view.catch_up(lambda done, of_all: None)
         view.learn_time()
         view.look_at_data([group])
@@ -341,11 +326,10 @@ def _lost_text(lost: GroupRow, still_open: Counter[str]) -> str:
 
 def _lost_json(lost: GroupRow) -> dict[str, object]:
     return {
-        "lag": lost.lag,
-        "silence_ms": lost.silent_ms,
+        **fields_of(lost, "lag silence_ms=silent_ms"),
         "checkpoints": [] if lost.checkpoints is None else [checkpoint for checkpoint, _ in lost.checkpoints.kept],
         "positions": [
-            {"topic": row.topic, "partition": row.partition, "keys": [row.lo, row.hi], "next": row.next, "lag": row.lag}
+            {**fields_of(row, "topic partition"), "keys": [row.lo, row.hi], **fields_of(row, "next lag")}
             for row in lost.leases
             if row.next is not None
         ],

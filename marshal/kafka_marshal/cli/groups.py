@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.app import command
-from kafka_marshal.cli.connection import admin_of, catch_up, connected, id_argument, note, view_of
+from kafka_marshal.cli.change import carry_out, yes_option
+from kafka_marshal.cli.connection import admin_of, catch_up, connected, id_argument, viewing
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import complete_group
-from kafka_marshal.cli.output import Cell, Column, ask, print_json, say
+from kafka_marshal.cli.output import Cell, Column, say
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, print_picture, show, stuck_section
 from kafka_marshal.instance import Instance
 from kafka_marshal.observe.checkpoints import as_of_text, barrier_text, checkpoints_json
@@ -170,9 +171,9 @@ def _group_cells(each: GroupRow) -> list[str | Cell]:
 @click.option(
     "--rebalances", type=click.IntRange(min=0), default=5, metavar="N", help="Show the last N rebalances (5)."
 )
-@click.option("--yes", is_flag=True, help="With --set: don't ask whether to make a group that is not there.")
+@yes_option("With --set: don't ask whether to make a group that is not there.")
 @click.pass_obj
-def group(options: Options, name: str, changes: dict[str, object], rebalances: int, yes: bool) -> int:
+def group(options: Options, name: str, changes: dict[str, object], rebalances: int) -> int:
     r"""One group: its state, members, pieces, lag, settings and last rebalances; or set what it allows (--set).
 
     \b
@@ -196,8 +197,8 @@ def group(options: Options, name: str, changes: dict[str, object], rebalances: i
     from rationalizer.groups.history import Assignments
 
     if changes:
-        return _configure(options, name, changes, yes)
-    with connected(options) as cluster, view_of(cluster, options) as view:
+        return _configure(options, name, changes)
+    with viewing(options) as view:
         fold = Assignments(name, keep=rebalances)
         home = route_group(name, len(view.worlds))
         fold.begin(view.worlds[home])
@@ -236,26 +237,29 @@ def _settings(context: click.Context, parameter: click.Parameter, values: tuple[
     return found
 
 
-def _configure(options: Options, name: str, changes: dict[str, object], yes: bool) -> int:
+def _configure(options: Options, name: str, changes: dict[str, object]) -> int:
     from kafka_marshal.observe.words import setting_text
 
-    with connected(options) as cluster, view_of(cluster, options) as view:
-        view.catch_up(lambda done, of_all: None)
-        known = view.names()
-    if name not in known and not ask(f"{no_group(name, known)} Make it, as a coordinated group?", yes):
-        note(options, "Nothing was changed.")
-        return NO
-    options.if_interrupted = (
-        f"The settings may have been written: kafka-marshal group {quote(name)}{options.reach()} shows it."
-    )
-    with admin_of(options) as admin:
-        found = admin.configure_group(name, **changes)
-    if options.json:
-        print_json({"group": name, "settings": _settings_json(found)})
-    else:
+    def do() -> Settings:
+        with admin_of(options) as admin:
+            return admin.configure_group(name, **changes)
+
+    def say_settings(found: Settings, _: bool) -> None:
         for key, value in _settings_json(found).items():
             say(f"{key}={setting_text(tuple(value) if isinstance(value, list) else value)}")
-    return DONE
+
+    with viewing(options) as view:
+        view.catch_up(lambda done, of_all: None)
+        known = view.names()
+    shows = f"kafka-marshal group {quote(name)}{options.reach()}"
+    return carry_out(
+        options,
+        question="" if name in known else f"{no_group(name, known)} Make it, as a coordinated group?",
+        do=do,
+        if_interrupted=f"The settings may have been written: {shows} shows it.",
+        say=say_settings,
+        json=lambda found, _: {"group": name, "settings": _settings_json(found)},
+    )
 
 
 def _settings_json(settings: Settings) -> dict[str, object]:

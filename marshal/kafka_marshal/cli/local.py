@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import get_completion_class
@@ -96,16 +96,7 @@ for _option in broker.params:
 @click.option("--seed", type=click.IntRange(min=0), help="Decides when whom the kill hits. Default: shown at the end.")
 @click.option("--no-watchdog", is_flag=True, help="Without watchdogs: who is killed is replaced after 2 s of silence.")
 @click.pass_obj
-def demo(
-    options: Options,
-    rows: int | None,
-    plain: bool,
-    workers: int | None,
-    directory: Path,
-    keep: bool,
-    seed: int | None,
-    no_watchdog: bool,
-) -> int:
+def demo(options: Options, /, directory: Path, no_watchdog: bool, **given: Any) -> int:
     """The whole story on real flights: publish, share out, process, kill a Spark driver, check, audit, report.
 
     336,776 flights go through a real broker (one is started, unless --bootstrap names a Kafka: there topics of this
@@ -142,16 +133,12 @@ def demo(
     bootstrap, properties = options.connection() if options.bootstrap or options.config_file else (None, {})
     return run(
         DemoOptions(
-            rows=rows,
-            plain=plain,
-            workers=workers,
             directory=directory,
-            keep=keep,
             bootstrap=bootstrap,
             config=properties,
-            seed=seed,
             watchdog=not no_watchdog,
             json=options.json,
+            **given,
         )
     )
 

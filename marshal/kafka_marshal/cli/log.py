@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.app import command, paint, say_error
-from kafka_marshal.cli.archive import archive_option, is_alone, open_history
+from kafka_marshal.cli.archive import archive_option, checked_dump, is_alone, open_history
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options, complete_group, time_option
 from kafka_marshal.cli.output import is_terminal, print_json_line, progress, say_warning
@@ -286,8 +286,6 @@ def _from_dump(
     stack: ExitStack, path: str, cp: int | None, wanted: Filter, last: int | None, printer: Printer
 ) -> LogLines:
     """Lines are buffered until the end of the dump: it does not say how far each CP reaches."""
-    from kafka_marshal.cli.dumps import checked_dump
-
     header, found = stack.enter_context(checked_dump(path))
     cps = _chosen(header.partitions, cp)
     lines = LogLines(header.partitions, wanted, {})

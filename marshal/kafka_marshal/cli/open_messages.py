@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kafka_marshal.cli.app import command
-from kafka_marshal.cli.connection import admin_of, id_argument, note
-from kafka_marshal.cli.failures import DONE, NO
-from kafka_marshal.cli.options import (
-    Options,
-    complete_any_topic,
-    complete_group,
-    complete_place,
-    places_option,
-    topic_partitions,
+from kafka_marshal.cli.change import (
+    NOT_DONE,
+    carry_out,
+    dry_run_option,
+    fields_of,
+    group_argument,
+    place_json,
+    yes_option,
 )
+from kafka_marshal.cli.connection import admin_of
+from kafka_marshal.cli.failures import DONE, NO
+from kafka_marshal.cli.options import Options, complete_any_topic, complete_place, places_option, topic_partitions
 from kafka_marshal.cli.output import (
     Cell,
     Column,
-    ask,
     is_terminal,
-    print_json,
     print_json_line,
     print_table,
     progress,
@@ -37,13 +37,13 @@ from kafka_marshal.observe.payload import bytes_json, utf8
 from kafka_marshal.observe.text import clock_text, count, local_ms, time_text
 
 if TYPE_CHECKING:
-    from kafka_marshal.admin import Move, OpenMessage, Settled
+    from kafka_marshal.admin import Admin, Move, OpenMessage, RedrivenLetters, Settled
 
     Place = tuple[str, int, int]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_NOT_DONE = "Nothing was changed."
+_SOME_REDRIVEN = "Some may be redriven; the same command continues with the rest."
 
 #: The most characters of a key or of a message, on a terminal.
 _SHOWN = 40
@@ -69,7 +69,7 @@ _DO = {"redrive": "are redriven", "discard": "count as done", "park": "are set a
 
 
 @command("open-messages")
-@click.argument("group", callback=id_argument, shell_complete=complete_group)
+@group_argument
 @click.argument(
     "partitions", metavar="[TOPIC:PARTITION]...", nargs=-1, callback=topic_partitions, shell_complete=complete_place
 )
@@ -183,22 +183,9 @@ def _at(message: OpenMessage) -> str:
 
 
 def _json(message: OpenMessage) -> dict[str, object]:
-    return {
-        "group": message.group,
-        "topic": message.topic,
-        "partition": message.partition,
-        "offset": message.offset,
-        "key_hash": message.key_hash,
-        "delivery_count": message.delivery_count,
-        "state": message.state,
-        "reason": message.reason,
-        "since": message.since,
-        "time": message.time,
-        "client": message.client,
-        **bytes_json("key", message.key),
-        "gone": message.gone,
-        "unread": message.unread or None,
-    }
+    names = "group topic partition offset key_hash delivery_count state reason since time client"
+    key = bytes_json("key", message.key)
+    return {**fields_of(message, names), **key, "gone": message.gone, "unread": message.unread or None}
 
 
 # -- what changes something ----------------------------------------------------------------------------------
@@ -209,7 +196,7 @@ def _which(doing: str) -> Callable[[_F], _F]:
 
     def add(function: _F) -> _F:
         for option in (
-            click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing."),
+            dry_run_option(),
             click.option("--reason", metavar="R", help=f"{doing} all that were set aside for this reason."),
             click.option("--all", "everything", is_flag=True, help=f"{doing} all that were set aside."),
             click.argument(
@@ -219,7 +206,7 @@ def _which(doing: str) -> Callable[[_F], _F]:
                 callback=places_option,
                 shell_complete=complete_place,
             ),
-            click.argument("group", callback=id_argument, shell_complete=complete_group),
+            group_argument,
         ):
             function = option(function)
         return function
@@ -253,7 +240,6 @@ def redrive(
     places: tuple[Place, ...],
     everything: bool,
     reason: str | None,
-    dry_run: bool,
     rate: float | None,
     source: str | None,
     to: str | None,
@@ -279,19 +265,19 @@ def redrive(
             raise click.UsageError(
                 "--from takes all dead letters, or with --reason some: name no messages, and not --all."
             )
-        return _redrive_letters(options, group, source, to, reason, rate, dry_run)
+        return _redrive_letters(options, group, source, to, reason, rate)
     wish = _wish(places, everything, reason)
-    options.if_interrupted = (
-        "Nothing was changed." if dry_run else "Some may be redriven; the same command continues with the rest."
-    )
-    with admin_of(options) as admin, progress("redriving") as show:
-        done = admin.redrive(group, **wish, rate=rate, dry_run=dry_run, progress=show)
-    return _report(options, done, dry_run)
+
+    def settle(admin: Admin, dry_run: bool) -> Settled:
+        with progress("redriving") as show:
+            return admin.redrive(group, **wish, rate=rate, dry_run=dry_run, progress=show)
+
+    return _settle(options, settle, _SOME_REDRIVEN)
 
 
 @command()
 @_which("Discard")
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@yes_option()
 @click.pass_obj
 def discard(
     options: Options,
@@ -299,8 +285,6 @@ def discard(
     places: tuple[Place, ...],
     everything: bool,
     reason: str | None,
-    dry_run: bool,
-    yes: bool,
 ) -> int:
     r"""Count messages of GROUP as done that were set aside, or wait for their next try: no worker gets them any more.
 
@@ -311,22 +295,23 @@ def discard(
     2 wrong use, or no --yes; 3 no Kafka.
     """
     wish = _wish(places, everything, reason)
-    with admin_of(options) as admin:
-        planned = admin.discard(group, **wish, dry_run=True)
-        if dry_run or not planned.messages:
-            return _report(options, planned, dry_run)
-        amount, them = count(len(planned.messages), "message"), "it" if len(planned.messages) == 1 else "them"
-        if not ask(f"Discard {amount} of group {group}? No worker gets {them} again.", yes):
-            note(options, _NOT_DONE)
-            return NO
-        options.if_interrupted = "Some may be discarded; the same command continues with the rest."
+
+    def settle(admin: Admin, dry_run: bool) -> Settled:
+        if dry_run:
+            return admin.discard(group, **wish, dry_run=True)
         with progress("discarding") as show:
-            done = admin.discard(group, **wish, progress=show)
-    return _report(options, done, False)
+            return admin.discard(group, **wish, progress=show)
+
+    def question(planned: Settled) -> str:
+        amount, them = count(len(planned.messages), "message"), "it" if len(planned.messages) == 1 else "them"
+        return f"Discard {amount} of group {group}? No worker gets {them} again." if planned.messages else ""
+
+    if_interrupted = "Some may be discarded; the same command continues with the rest."
+    return _settle(options, settle, if_interrupted, question)
 
 
 @command()
-@click.argument("group", callback=id_argument, shell_complete=complete_group)
+@group_argument
 @click.argument(
     "places",
     metavar="TOPIC:PARTITION:OFFSET...",
@@ -336,9 +321,9 @@ def discard(
     shell_complete=complete_place,
 )
 @click.option("--reason", default=None, metavar="R", help="Why, for open-messages (OPERATOR).")
-@click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
+@dry_run_option()
 @click.pass_obj
-def park(options: Options, group: str, places: tuple[Place, ...], reason: str | None, dry_run: bool) -> int:
+def park(options: Options, group: str, places: tuple[Place, ...], reason: str | None) -> int:
     r"""Set messages of GROUP aside that keep failing, so that their keys continue without them.
 
     Only a message whose tries are in the log can be set aside: open-messages shows it as waiting. `redrive` has it
@@ -347,35 +332,69 @@ def park(options: Options, group: str, places: tuple[Place, ...], reason: str | 
     \b
     Exit status: 0 done; 1 a message does not wait for its next try, or the group is unknown; 2 wrong use; 3 no Kafka.
     """
-    with admin_of(options) as admin:
-        chosen = {} if reason is None else {"reason": reason}
-        done = admin.park(group, list(places), dry_run=dry_run, **chosen)
-    return _report(options, done, dry_run)
+    chosen = {} if reason is None else {"reason": reason}
+    return _settle(options, lambda admin, dry_run: admin.park(group, list(places), dry_run=dry_run, **chosen))
 
 
-def _redrive_letters(
-    options: Options, group: str, source: str, to: str, reason: str | None, rate: float | None, dry_run: bool
+def _settle(
+    options: Options,
+    settle: Callable[[Admin, bool], Settled],
+    if_interrupted: str = NOT_DONE,
+    question: Callable[[Settled], str] | None = None,
 ) -> int:
-    options.if_interrupted = "Some may be redriven; the same command continues with the rest."
-    with admin_of(options) as admin, progress("redriving") as show:
-        done = admin.redrive_letters(group, source, to, reason=reason, rate=rate, dry_run=dry_run, progress=show)
-    if options.json:
-        fields = {name: getattr(done, name) for name in ("redriven", "repeats", "passed_over", "others")}
-        print_json({"group": group, "done": not dry_run, "from": source, "to": to, "as": done.group, **fields})
-        return DONE
-    would = "would be done: " if dry_run else ""
-    letters = count(done.redriven, "dead letter is", "dead letters are")
-    say(f"{would}{letters} produced into {to}, as group {done.group}.")
-    if done.repeats:
-        say(f"{count(done.repeats, 'copy of an earlier letter is', 'copies of earlier letters are')} left out.")
-    if done.passed_over:
-        whose = "of another group" if reason is None else "of another group, or with another reason"
-        say_warning(
-            f"{count(done.passed_over, 'letter')} {whose}: left in {source}. Later runs for {group} begin behind them."
+    """question: of what is planned; "": there is nothing to do. None: it is done at once."""
+    with admin_of(options) as admin:
+        planned = None if question is None else settle(admin, True)
+        asked = "" if question is None or planned is None else question(planned)
+        return carry_out(
+            options,
+            lambda: planned or settle(admin, True),
+            question=asked,
+            do=lambda: settle(admin, False) if planned is None or asked else planned,
+            if_interrupted=if_interrupted,
+            say=_say_settled,
+            json=_settled_json,
+            status=lambda done: NO if done.left else DONE,
         )
-    if done.others:
-        say_warning(f"{count(done.others, 'record')} of {source} without a message that can be produced: left out.")
-    return DONE
+
+
+def _redrive_letters(options: Options, group: str, source: str, to: str, reason: str | None, rate: float | None) -> int:
+    def redrive(*, dry_run: bool = False) -> RedrivenLetters:
+        with progress("redriving") as show:
+            return admin.redrive_letters(group, source, to, reason=reason, rate=rate, dry_run=dry_run, progress=show)
+
+    def say_redriven(found: RedrivenLetters, done: bool) -> None:
+        would = "" if done else "would be done: "
+        letters = count(found.redriven, "dead letter is", "dead letters are")
+        say(f"{would}{letters} produced into {to}, as group {found.group}.")
+        if found.repeats:
+            say(f"{count(found.repeats, 'copy of an earlier letter is', 'copies of earlier letters are')} left out.")
+        if found.passed_over:
+            whose = "of another group" if reason is None else "of another group, or with another reason"
+            say_warning(
+                f"{count(found.passed_over, 'letter')} {whose}: left in {source}. Later runs for {group} begin behind "
+                "them."
+            )
+        if found.others:
+            say_warning(
+                f"{count(found.others, 'record')} of {source} without a message that can be produced: left out."
+            )
+
+    options.if_interrupted = _SOME_REDRIVEN
+    with admin_of(options) as admin:
+        return carry_out(
+            options,
+            lambda: redrive(dry_run=True),
+            do=redrive,
+            say=say_redriven,
+            json=lambda found, done: {
+                "group": group,
+                "done": done,
+                "from": source,
+                "to": to,
+                **fields_of(found, "as=group redriven repeats passed_over others"),
+            },
+        )
 
 
 def open_text(move: Move) -> str:
@@ -387,39 +406,31 @@ def open_text(move: Move) -> str:
     return text + (f"; {len(move.parked):,} set aside stay so" if move.parked else "")
 
 
-def _report(options: Options, done: Settled, dry_run: bool) -> int:
-    status = NO if done.left else DONE
-    if options.json:
-        print_json(
-            {
-                "group": done.group,
-                "done": not dry_run,
-                "messages": [_place_json(place) for place in done.messages],
-                "gone": [_place_json(place) for place in done.gone],
-                "left": [{**_place_json(place), "why": why} for place, why in done.left.items()],
-            }
-        )
-        return status
-    would = "would be done: " if dry_run else ""
-    for place, why in list(done.left.items())[:_LISTED]:
+def _settled_json(found: Settled, done: bool) -> dict[str, object]:
+    return {
+        "group": found.group,
+        "done": done,
+        "messages": [place_json(place) for place in found.messages],
+        "gone": [place_json(place) for place in found.gone],
+        "left": [{**place_json(place), "why": why} for place, why in found.left.items()],
+    }
+
+
+def _say_settled(found: Settled, done: bool) -> None:
+    would = "" if done else "would be done: "
+    for place, why in list(found.left.items())[:_LISTED]:
         say(f"{':'.join(map(str, place))} is left as it is: {why}.")
-    if len(done.left) > _LISTED:
-        say(f"… and {len(done.left) - _LISTED:,} more are left as they are (--json lists all).")
-    if done.gone:
-        amount = count(len(done.gone), "message is", "messages are")
-        some = ", ".join(":".join(map(str, place)) for place in done.gone[:_LISTED])
+    if len(found.left) > _LISTED:
+        say(f"… and {len(found.left) - _LISTED:,} more are left as they are (--json lists all).")
+    if found.gone:
+        amount = count(len(found.gone), "message is", "messages are")
+        some = ", ".join(":".join(map(str, place)) for place in found.gone[:_LISTED])
         say(f"{would}{amount} not in the topic any more (retention), and can't be delivered: done now. {some}")
-    what = _DOES if len(done.messages) == 1 else _DO
-    if done.messages or not (done.left or done.gone):
-        say(f"{would}{count(len(done.messages), 'message')} of group {done.group} {what[done.action]}.")
-    if not (done.messages or done.left or done.gone):
-        listed = ", ".join(f"{reason} ({amount:,})" for reason, amount in Counter(done.reasons).most_common(_LISTED))
+    what = _DOES if len(found.messages) == 1 else _DO
+    if found.messages or not (found.left or found.gone):
+        say(f"{would}{count(len(found.messages), 'message')} of group {found.group} {what[found.action]}.")
+    if not (found.messages or found.left or found.gone):
+        listed = ", ".join(f"{reason} ({amount:,})" for reason, amount in Counter(found.reasons).most_common(_LISTED))
         say_warning(
-            f"set aside in group {done.group}: {listed}." if listed else f"group {done.group} has set none aside."
+            f"set aside in group {found.group}: {listed}." if listed else f"group {found.group} has set none aside."
         )
-    return status
-
-
-def _place_json(place: Place) -> dict[str, object]:
-    topic, partition, offset = place
-    return {"topic": topic, "partition": partition, "offset": offset}

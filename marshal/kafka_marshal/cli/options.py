@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from kafka_marshal.observe.log import Source
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -53,6 +54,9 @@ class Options:
     json: bool = False
     debug: bool = False
     timeout: float = 10.0
+    #: Of commands that change something.
+    yes: bool = False
+    dry_run: bool = False
     #: Secrets of the file given with --config: never shown.
     secrets: tuple[str, ...] = ()
     #: Names of the options that were given.
@@ -129,8 +133,8 @@ def read_text(path: str, option: str) -> str:
     return text
 
 
-def _keep(context: click.Context, parameter: click.Parameter, value: object) -> None:
-    """Store the value in the options, if one was given here."""
+def keep(context: click.Context, parameter: click.Parameter, value: object) -> None:
+    """The callback that stores the value in the options, if one was given here."""
     options = context.ensure_object(Options)
     if parameter.name == "topic" and isinstance(value, str) and not is_topic_name(value):
         raise click.BadParameter(f"no topic can be called {value!r}. Nothing was sent", context, parameter)
@@ -179,7 +183,7 @@ def common_options(top: bool = False) -> Callable[[_F], _F]:
             if names[0] in own:
                 continue
             said = {k: v for k, v in attributes.items() if top or k != "envvar"}
-            function = click.option(*names, **said, expose_value=False, callback=_keep)(function)
+            function = click.option(*names, **said, expose_value=False, callback=keep)(function)
         return function
 
     return add
@@ -213,24 +217,23 @@ class Command(click.Command):
                     formatter.write_dl(lines)
 
 
-def span_option(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """The callback of an option that is a span of time: its milliseconds."""
-    if value is None:
-        return None
-    try:
-        return parse_span(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), context, parameter) from None
+def parsed(
+    parse: Callable[[Options, str, str], T], hint: str = ""
+) -> Callable[[click.Context, click.Parameter, str | None], T | None]:
+    """The callback of an option with a value: parse(options, the option's name, text), which may raise ValueError.
 
+    hint: follows the error's text.
+    """
 
-def time_option(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """The callback of an option that is a time: its milliseconds since 1970."""
-    if value is None:
-        return None
-    try:
-        return read_time(context.ensure_object(Options), parameter.opts[0], value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), context, parameter) from None
+    def callback(context: click.Context, parameter: click.Parameter, value: str | None) -> T | None:
+        if value is None:
+            return None
+        try:
+            return parse(context.ensure_object(Options), parameter.opts[0], value)
+        except (ValueError, OverflowError) as error:
+            raise click.BadParameter(f"{error}{hint}", context, parameter) from None
+
+    return callback
 
 
 def read_time(options: Options, option: str, text: str, *, moves: bool = False) -> int:
@@ -240,6 +243,13 @@ def read_time(options: Options, option: str, text: str, *, moves: bool = False) 
     if not is_absolute(text):
         options.times.append((option, text, found))
     return found
+
+
+#: A span of time (ms).
+span_option = parsed(lambda _, __, text: parse_span(text))
+
+#: A time (ms since 1970).
+time_option = parsed(read_time)
 
 
 def times_json(options: Options) -> list[dict[str, object]]:
@@ -325,14 +335,8 @@ def _position(options: Options, option: str, text: str) -> Target:
     return _EPOCH + timedelta(milliseconds=moment)
 
 
-def to_option(context: click.Context, parameter: click.Parameter, value: str | None) -> Target | None:
-    """The callback of --to."""
-    if value is None:
-        return None
-    try:
-        return _position(context.ensure_object(Options), parameter.opts[0], value)
-    except (ValueError, OverflowError) as error:
-        raise click.BadParameter(f"{error} (or earliest, latest, readable, an offset)", context, parameter) from None
+#: The callback of --to.
+to_option = parsed(_position, " (or earliest, latest, readable, an offset)")
 
 
 def targets_option(
@@ -471,20 +475,22 @@ def refuse_name(known: LogNames, group: str, topic: str | None, effect: str = ""
 _Complete: TypeAlias = "Callable[..., list[CompletionItem]]"
 
 
-def _completion(find: Callable[[LogNames, click.Context], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
+def _completion(find: Callable[[Options, click.Context], Iterable[str]]) -> _Complete:
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
         logging.disable(logging.CRITICAL)
         try:
-            options = context.find_object(Options) or Options()
-            known = read_names(options, min(options.timeout, _COMPLETION_S), _LIMIT_S)
-            names = find(known, context)
+            names = find(context.find_object(Options) or Options(), context)
         except Exception:  # noqa: BLE001  (a line on the terminal would spoil the one that is being typed)
             return []
         return [CompletionItem(name) for name in sorted(set(names)) if name.startswith(incomplete)]
 
     return complete
+
+
+def _known(options: Options) -> LogNames:
+    return read_names(options, min(options.timeout, _COMPLETION_S), _LIMIT_S)
 
 
 def _topics(names: LogNames, context: click.Context) -> Iterable[str]:
@@ -497,36 +503,24 @@ def _clients(names: LogNames, context: click.Context) -> Iterable[str]:
     return clients_of(names, context.params.get("group") or next(iter(before), None))
 
 
-complete_group: _Complete = _completion(lambda names, _: names)
-complete_topic: _Complete = _completion(_topics)
-complete_client: _Complete = _completion(_clients)
-#: TOPIC:, to be followed by a partition.
-complete_place: _Complete = _completion(lambda names, context: [f"{topic}:" for topic in _topics(names, context)])
+def _any_topics(options: Options) -> list[str]:
+    from kafka_marshal.adapters.kafka import KafkaCluster
 
-
-def complete_topic_colon(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """TOPIC: of any topic of the cluster, to be followed by a partition and an offset."""
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(f"{each.value}:") for each in complete_any_topic(context, parameter, incomplete)]
-
-
-def complete_any_topic(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Any topic of the cluster but its own."""
-    from click.shell_completion import CompletionItem
-
-    logging.disable(logging.CRITICAL)
+    cluster = KafkaCluster(*options.connection())
     try:
-        from kafka_marshal.adapters.kafka import KafkaCluster
+        topics = cluster.topics(min(options.timeout, _COMPLETION_S))
+    finally:
+        cluster.close()
+    return [name for name, topic in topics.items() if not topic.internal]
 
-        options = context.find_object(Options) or Options()
-        cluster = KafkaCluster(*options.connection())
-        try:
-            topics = cluster.topics(min(options.timeout, _COMPLETION_S))
-        finally:
-            cluster.close()
-    except Exception:  # noqa: BLE001  (as above)
-        return []
-    return [
-        CompletionItem(name) for name, topic in topics.items() if name.startswith(incomplete) and not topic.internal
-    ]
+
+complete_group: _Complete = _completion(lambda options, _: _known(options))
+complete_topic: _Complete = _completion(lambda options, context: _topics(_known(options), context))
+complete_client: _Complete = _completion(lambda options, context: _clients(_known(options), context))
+#: TOPIC:, to be followed by a partition.
+complete_place: _Complete = _completion(
+    lambda options, context: [f"{topic}:" for topic in _topics(_known(options), context)]
+)
+#: Any topic of the cluster but its own; and TOPIC: of one, to be followed by a partition and an offset.
+complete_any_topic: _Complete = _completion(lambda options, _: _any_topics(options))
+complete_topic_colon: _Complete = _completion(lambda options, _: [f"{topic}:" for topic in _any_topics(options)])

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kafka_marshal.cli.app import command
-from kafka_marshal.cli.connection import admin_of, connected, id_argument, note, paused
+from kafka_marshal.cli.change import (
+    NOT_DONE,
+    carry_out,
+    client_option,
+    dry_run_option,
+    fields_of,
+    group_argument,
+    within_option,
+    yes_option,
+)
+from kafka_marshal.cli.connection import admin_of, connected, note, paused
 from kafka_marshal.cli.failures import DONE, NO, CommandError
 from kafka_marshal.cli.open_messages import open_text
 from kafka_marshal.cli.options import (
     Options,
     PartitionTarget,
-    complete_client,
-    complete_group,
     complete_place,
     read_names,
     refuse_unknown,
@@ -49,33 +57,52 @@ _LONG_S = 3_600.0
 
 _FILE = click.Path(dir_okay=False)
 
-_WAIT = "Wait for members without a limit, and continue even if messages in flight are repeated (they are named)."
+_WAIT = click.option(
+    "--wait",
+    is_flag=True,
+    help="Wait for members without a limit, and continue even if messages in flight are repeated (they are named).",
+)
+_WITHIN = within_option("How long to wait for members")
 
 #: A pause whose admin died ends after this long.
 _SKIP_PAUSE_MS = 300_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wanted:
     """The options of release-group."""
 
     group: str
     to: Target | None
     partitions: list[PartitionTarget]
-    expires_ms: int
-    within_ms: int
+    expires: int
+    within: int
     wait: bool
-    force: bool
-    yes: bool
+    force: bool = False
     keep_done: bool = False
-    #: With --undo: the positions before an earlier move.
+    from_file: str | None = None
+    #: The positions before an earlier move.
     undo: MovePlan | None = None
     #: The file for the present positions; None: one with a new name.
     plan: Path | None = None
+    resume: bool = False
+    client_id: str | None = None
+
+
+@dataclass(slots=True)
+class Moved:
+    """What was moved, or would be."""
+
+    moves: list[Move]
+    #: Messages in flight that are repeated.
+    in_hand: Sequence[InHand] = ()
+    client_id: str | None = None
+    is_moved: bool = False
+    file: Path | None = None
 
 
 @command()
-@click.argument("group", callback=id_argument, shell_complete=complete_group)
+@group_argument
 @click.option(
     "--to",
     callback=to_option,
@@ -94,12 +121,10 @@ class Wanted:
 @click.option(
     "--expires", callback=span_option, default="5m", metavar="SPAN", help="A dead admin's pause ends then (5m)."
 )
-@click.option(
-    "--within", callback=span_option, default="30s", metavar="SPAN", help="How long to wait for members (30s)."
-)
-@click.option("--dry-run", is_flag=True, help="Say what would be moved, or paused; change nothing.")
-@click.option("--yes", is_flag=True, help="Don't ask.")
-@click.option("--wait", is_flag=True, help=_WAIT)
+@_WITHIN
+@dry_run_option("Say what would be moved, or paused; change nothing.")
+@yes_option()
+@_WAIT
 @click.option("--force", is_flag=True, help="Take offsets outside the partition's log, too.")
 @click.option(
     "--keep-done", is_flag=True, help="What is done above the new positions, out of order, stays done (claimed groups)."
@@ -118,36 +143,14 @@ class Wanted:
 )
 @click.option(
     "--plan",
-    type=_FILE,
+    type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Save the positions as they were here (a new file in the working directory).",
 )
 @click.option("--resume", is_flag=True, help="End a dead admin's pause instead.")
-@click.option(
-    "--client-id",
-    callback=lambda c, p, v: v if v is None else id_argument(c, p, v),
-    help="Carry on as this admin.",
-    shell_complete=complete_client,
-)
+@client_option("Carry on as this admin.")
 @click.pass_obj
-def release_group(
-    options: Options,
-    group: str,
-    to: Target | None,
-    partitions: list[PartitionTarget],
-    expires: int,
-    within: int,
-    dry_run: bool,
-    yes: bool,
-    wait: bool,
-    force: bool,
-    keep_done: bool,
-    from_file: str | None,
-    undo: str | None,
-    plan: str | None,
-    resume: bool,
-    client_id: str | None,
-) -> int:
+def release_group(options: Options, /, undo: str | None, **given: Any) -> int:
     r"""Pause GROUP while it runs, move its positions, and resume it. No process restarts.
 
     Members see the pause in the log, finish their messages in flight and release with their offsets; then all positions
@@ -162,38 +165,37 @@ def release_group(
     \b
     Exit status: 0 done; 1 not done, nothing moved, or what moved is named; 2 wrong use; 3 Kafka was not reachable.
     """
-    wanted = Wanted(
-        group, to, partitions, expires, within, wait, force, yes, keep_done, plan=None if plan is None else Path(plan)
-    )
-    ways = [bool(to is not None or partitions), from_file is not None, undo is not None]
-    if sum(ways) > 1:
+    wanted = Wanted(**given)
+    is_named = bool(wanted.to is not None or wanted.partitions)
+    ways = is_named + (wanted.from_file is not None) + (undo is not None)
+    if ways > 1:
         raise click.UsageError("--to and --partition, --from-file, and --undo are three ways to say where to: use one.")
-    if keep_done and (undo is not None or not any(ways)):
+    if wanted.keep_done and (undo is not None or not ways):
         raise click.UsageError("--keep-done goes with new positions (--to, --partition, --from-file).")
     if wanted.plan is not None and wanted.plan.exists():
         raise click.UsageError(f"--plan {wanted.plan} is there already: an earlier move could not be undone by it.")
-    if resume:
-        if any(ways):
+    if wanted.resume:
+        if ways:
             raise click.UsageError("--resume only ends a pause: it goes with --client-id, --yes and --dry-run alone.")
-        return _resume(options, group, client_id, yes, dry_run)
-    if from_file is not None:
-        wanted = replace(wanted, partitions=targets_in_file(options, from_file, group))
+        return _resume(options, wanted)
+    incomplete = [each for each in wanted.partitions if each.position is None]
+    if wanted.from_file is not None:
+        wanted.partitions = targets_in_file(options, wanted.from_file, wanted.group)
         say_times(options)
     if undo is not None:
-        wanted = replace(wanted, undo=_to_undo(options, group, undo))
-    incomplete = [each for each in partitions if each.position is None]
-    if incomplete and to is None:
+        wanted.undo = _to_undo(options, wanted.group, undo)
+    if incomplete and wanted.to is None:
         raise click.UsageError(f"where to move {incomplete[0].topic!r}? Say --to, or =POSITION after the partition.")
-    with admin_of(options, client_id) as admin:
-        if not any(ways):
-            refuse_unknown(options, group, effect="Nothing was changed.")
-            return _would_pause(options, admin, wanted) if dry_run else _only_pause(options, admin, wanted)
+    with admin_of(options, wanted.client_id) as admin:
+        if not ways:
+            refuse_unknown(options, wanted.group, effect=NOT_DONE)
+            return _would_pause(options, admin, wanted) if options.dry_run else _only_pause(options, admin, wanted)
         targets: dict[tuple[str, int], Target] = {}
         targets.update(_targets(options, admin, wanted) if wanted.undo is None else wanted.undo.targets)
-        moves = admin.plan(group, wanted.undo or targets, force=force, keep_done=keep_done)
+        moves = admin.plan(wanted.group, wanted.undo or targets, force=wanted.force, keep_done=wanted.keep_done)
         if all(move.before is None for move in moves):
-            _say_if_mistyped(options, group)
-        return _show_and_move(options, admin, wanted, targets, moves, dry_run)
+            _say_if_mistyped(options, wanted.group)
+        return _move(options, admin, wanted, targets, moves)
 
 
 def _to_undo(options: Options, group: str, path: str) -> MovePlan:
@@ -213,7 +215,7 @@ def _to_undo(options: Options, group: str, path: str) -> MovePlan:
 
 
 @command()
-@click.argument("group", callback=id_argument, shell_complete=complete_group)
+@group_argument
 @click.argument(
     "partition",
     callback=lambda c, p, v: targets_option(c, p, (v,))[0],
@@ -221,12 +223,10 @@ def _to_undo(options: Options, group: str, path: str) -> MovePlan:
     shell_complete=complete_place,
 )
 @click.option("--to", callback=to_option, metavar="OFFSET", help="Continue there. Default: the first readable offset.")
-@click.option(
-    "--within", callback=span_option, default="30s", metavar="SPAN", help="How long to wait for members (30s)."
-)
-@click.option("--dry-run", is_flag=True, help="Say what would be left out; change nothing.")
-@click.option("--yes", is_flag=True, help="Don't ask.")
-@click.option("--wait", is_flag=True, help=_WAIT)
+@_WITHIN
+@dry_run_option("Say what would be left out; change nothing.")
+@yes_option()
+@_WAIT
 @click.pass_obj
 def skip(
     options: Options,
@@ -234,8 +234,6 @@ def skip(
     partition: PartitionTarget,
     to: Target | None,
     within: int,
-    dry_run: bool,
-    yes: bool,
     wait: bool,
 ) -> int:
     r"""Skip what can't be read of a partition: GROUP continues behind it.
@@ -255,15 +253,15 @@ def skip(
         _partition_counts(options, [partition.topic])
         (move,) = plan = admin.plan(group, targets)
         if move.before is None:
-            refuse_unknown(options, group, partition.topic, "Nothing was changed.")
+            refuse_unknown(options, group, partition.topic, NOT_DONE)
         if to is None and move.before is not None and move.after <= move.before:
             after = _behind_wrong_stamps(options, move)
             targets = {move.key: after}
             (move,) = plan = admin.plan(group, targets)
         if move.before is None or move.after <= move.before:
             raise CommandError(_nothing_to_skip(group, move, to), NO)
-        wanted = Wanted(group, None, [partition], _SKIP_PAUSE_MS, within, wait, force=False, yes=yes)
-        return _show_and_move(options, admin, wanted, targets, plan, dry_run)
+        wanted = Wanted(group, None, [partition], _SKIP_PAUSE_MS, within, wait)
+        return _move(options, admin, wanted, targets, plan)
 
 
 def _nothing_to_skip(group: str, move: Move, to: Target | None) -> str:
@@ -338,25 +336,6 @@ def _partition_counts(options: Options, topics: list[str]) -> dict[str, int]:
     return {topic: info.partitions for topic, info in infos.items()}
 
 
-def _show_and_move(
-    options: Options,
-    admin: Admin,
-    wanted: Wanted,
-    targets: dict[tuple[str, int], Target],
-    plan: list[Move],
-    dry_run: bool,
-) -> int:
-    if not options.json and (dry_run or not wanted.yes):
-        _print_moves(plan)
-        _offer_to_keep(plan)
-    _warn_of_states(wanted.group, plan)
-    if not dry_run:
-        return _move(options, admin, wanted, targets, plan)
-    if options.json:
-        print_json(_result(options, wanted.group, None, plan, [], moved=False))
-    return DONE
-
-
 def _offer_to_keep(moves: list[Move]) -> None:
     ahead = sum(move.done_ahead for move in moves)
     if ahead:
@@ -377,36 +356,48 @@ def _warn_of_states(group: str, moves: list[Move]) -> None:
 def _move(
     options: Options, admin: Admin, wanted: Wanted, targets: dict[tuple[str, int], Target], plan: list[Move]
 ) -> int:
-    question = f"Pause group {wanted.group}, move {count(len(plan), 'partition')} as shown, and resume it?"
-    if not ask(question, wanted.yes):
-        note(options, "Nothing was changed.")
-        return NO
-    with paused(admin, wanted.group, wanted.expires_ms, options) as pause:
-        note(options, f"paused by {pause.client_id}, for {span(wanted.expires_ms)} at most")
-        in_hand = _wait_released(options, pause, wanted, list(targets))
-        if in_hand and not wanted.wait:
-            if options.json:
-                print_json(_result(options, wanted.group, pause.client_id, plan, in_hand, moved=False))
-            raise CommandError(
-                "nothing was moved, and the group is resumed: messages in flight there would be repeated. See that "
-                "they get done and try again, or accept that with --wait."
+    group = wanted.group
+    if not options.json and (options.dry_run or not options.yes):
+        _print_moves(plan)
+        _offer_to_keep(plan)
+    _warn_of_states(group, plan)
+
+    def move() -> Moved:
+        with paused(admin, group, wanted.expires, options) as pause:
+            note(options, f"paused by {pause.client_id}, for {span(wanted.expires)} at most")
+            in_hand = _wait_released(options, pause, wanted, list(targets))
+            if in_hand and not wanted.wait:
+                if options.json:
+                    print_json(_moved_json(options, group, Moved(plan, in_hand, pause.client_id)))
+                raise CommandError(
+                    "nothing was moved, and the group is resumed: messages in flight there would be repeated. See that "
+                    "they get done and try again, or accept that with --wait."
+                )
+            file = _save(options, pause, wanted, targets)
+            options.if_interrupted = (
+                "What had been moved was put back, and the group is resumed; where that was interrupted too, "
+                f"kafka-marshal lag --group {quote(group)}{options.reach()} shows the positions."
             )
-        file = _save(options, pause, wanted, targets)
-        options.if_interrupted = (
-            "What had been moved was put back, and the group is resumed; where that was interrupted too, "
-            f"kafka-marshal lag --group {quote(wanted.group)}{options.reach()} shows the positions."
-        )
-        lost = {move.key: move.lost for move in plan}
-        moves = [replace(move, lost=lost.get(move.key, "")) for move in _reposition(pause, wanted, targets)]
-        options.if_interrupted = "All positions were moved, and the group is resumed."
-    if options.json:
-        print_json(_result(options, wanted.group, admin.client_id, moves, in_hand, moved=True, plan=str(file)))
-    else:
-        _print_moves(moves)  # again: positions may have moved until the last member released
-    note(options, f"moved {count(len(moves), 'partition')}; group {wanted.group} is resumed")
-    undo = f"kafka-marshal release-group {quote(wanted.group)} --undo {quote(str(file))}{options.reach()}"
-    note(options, f"as it was: {file}. To put it back: {undo}")
-    return DONE
+            lost = {move.key: move.lost for move in plan}
+            moves = [replace(move, lost=lost.get(move.key, "")) for move in _reposition(pause, wanted, targets)]
+            options.if_interrupted = "All positions were moved, and the group is resumed."
+        return Moved(moves, in_hand, admin.client_id, True, file)
+
+    def say_moved(found: Moved, done: bool) -> None:
+        if done:
+            _print_moves(found.moves)  # again: positions may have moved until the last member released
+            note(options, f"moved {count(len(found.moves), 'partition')}; group {group} is resumed")
+            undo = f"kafka-marshal release-group {quote(group)} --undo {quote(str(found.file))}{options.reach()}"
+            note(options, f"as it was: {found.file}. To put it back: {undo}")
+
+    return carry_out(
+        options,
+        lambda: Moved(plan),
+        question=f"Pause group {group}, move {count(len(plan), 'partition')} as shown, and resume it?",
+        do=move,
+        say=say_moved,
+        json=lambda found, _: _moved_json(options, group, found),
+    )
 
 
 def _reposition(
@@ -431,7 +422,7 @@ def _wait_released(
 ) -> list[InHand]:
     """Wait until members have released; name partitions whose messages in flight will be repeated."""
     note(options, "waiting for its members to hand in what they have …")
-    timeout_s = _LONG_S if wanted.wait else wanted.within_ms / 1000
+    timeout_s = _LONG_S if wanted.wait else wanted.within / 1000
     in_hand = pause.wait_released(timeout_s, partitions)
     for each in in_hand:
         done = "nothing" if each.stable is None else f"what lies below offset {each.stable + 1}"
@@ -444,13 +435,13 @@ def _wait_released(
 
 def _only_pause(options: Options, admin: Admin, wanted: Wanted) -> int:
     """Keep the group paused until Ctrl-C, or until the pause runs out."""
-    if not ask(f"Pause group {wanted.group} for {span(wanted.expires_ms)}, or until Ctrl-C?", wanted.yes):
-        note(options, "Nothing was changed.")
+    if not ask(f"Pause group {wanted.group} for {span(wanted.expires)}, or until Ctrl-C?", options.yes):
+        note(options, NOT_DONE)
         return NO
-    with paused(admin, wanted.group, wanted.expires_ms, options) as pause:
+    with paused(admin, wanted.group, wanted.expires, options) as pause:
         if options.json:
             print_json({"group": wanted.group, "client_id": pause.client_id, "seconds": pause.seconds_left})
-        note(options, f"paused by {pause.client_id} for {span(wanted.expires_ms)}. Ctrl-C resumes the group")
+        note(options, f"paused by {pause.client_id} for {span(wanted.expires)}. Ctrl-C resumes the group")
         try:
             _wait_released(options, pause, wanted, None)
             note(options, "no member is at work any more")
@@ -470,58 +461,53 @@ def _would_pause(options: Options, admin: Admin, wanted: Wanted) -> int:
         print_json({"group": wanted.group, "paused": False, "held": len(held), "members": clients})
     else:
         say(
-            f"group {wanted.group} would be paused for {span(wanted.expires_ms)} at most: "
+            f"group {wanted.group} would be paused for {span(wanted.expires)} at most: "
             f"{count(len(clients), 'member')} would finish their messages in flight and release "
             f"{count(len(held), 'partition')}; nothing is delivered meanwhile."
         )
     return DONE
 
 
-def _resume(options: Options, group: str, client_id: str | None, yes: bool, dry_run: bool) -> int:
+def _resume(options: Options, wanted: Wanted) -> int:
+    group = wanted.group
+
+    def say_resumed(found: list[PausedPartition], done: bool) -> None:
+        by = ", ".join(sorted({each.client_id for each in found}))
+        if not found:
+            say(f"group {group} is not paused")
+        elif done:
+            say(f"group {group} is resumed: its pause by {by} ended")
+        else:
+            until = time_text(max(each.expires for each in found))
+            say(f"the pause of group {group} by {by} would end; otherwise it ends at {until}")
+
+    def resumed_json(found: list[PausedPartition], done: bool) -> dict[str, object]:
+        if done:
+            return {"group": group, "ended": [fields_of(each, "partition client=client_id expires") for each in found]}
+        ends = sorted({(each.client_id, each.expires) for each in found})
+        return {"group": group, "ended": [], "pauses": [{"client": by, "expires": until} for by, until in ends]}
+
+    def known(found: list[PausedPartition]) -> list[PausedPartition]:
+        if not found:
+            refuse_unknown(options, group, effect=NOT_DONE)
+        return found
+
     with admin_of(options) as admin:
         pauses = admin.pauses(group)
-        if dry_run:
-            return _would_resume(options, group, pauses)
+        question = ""
         if pauses:
             by = ", ".join(sorted({pause.client_id for pause in pauses}))
             until = time_text(max(pause.expires for pause in pauses))
-            if not ask(f"End the pause of group {group} by {by} (until {until})?", yes):
-                note(options, "Nothing was changed.")
-                return NO
-        options.if_interrupted = "The pause may have ended in a part of the log: run the command again."
-        ended = admin.resume(group, client_id)
-    if not ended:
-        refuse_unknown(options, group, effect="Nothing was changed.")
-    if options.json:
-        print_json(
-            {
-                "group": group,
-                "ended": [
-                    {"partition": each.partition, "client": each.client_id, "expires": each.expires} for each in ended
-                ],
-            }
+            question = f"End the pause of group {group} by {by} (until {until})?"
+        return carry_out(
+            options,
+            lambda: known(pauses),
+            question=question,
+            do=lambda: known(admin.resume(group, wanted.client_id)),
+            if_interrupted="The pause may have ended in a part of the log: run the command again.",
+            say=say_resumed,
+            json=resumed_json,
         )
-    elif not ended:
-        say(f"group {group} is not paused")
-    else:
-        by = ", ".join(sorted({each.client_id for each in ended}))
-        say(f"group {group} is resumed: its pause by {by} ended")
-    return DONE
-
-
-def _would_resume(options: Options, group: str, pauses: list[PausedPartition]) -> int:
-    if not pauses:
-        refuse_unknown(options, group, effect="Nothing was changed.")
-    ends = sorted({(each.client_id, each.expires) for each in pauses})
-    if options.json:
-        print_json({"group": group, "ended": [], "pauses": [{"client": by, "expires": until} for by, until in ends]})
-    elif not ends:
-        say(f"group {group} is not paused")
-    else:
-        clients = ", ".join(sorted({by for by, _ in ends}))
-        until = time_text(max(until for _, until in ends))
-        say(f"the pause of group {group} by {clients} would end; otherwise it ends at {until}")
-    return DONE
 
 
 def _means(move: Move) -> str:
@@ -562,46 +548,26 @@ def _print_moves(moves: list[Move]) -> None:
             say(f"stay set aside of {move.topic} [{move.partition}]: {', '.join(map(str, move.parked[:20]))}{more}")
 
 
-def _result(
-    options: Options,
-    group: str,
-    client_id: str | None,
-    moves: list[Move],
-    in_hand: list[InHand],
-    *,
-    moved: bool,
-    plan: str | None = None,
-) -> dict[str, object]:
+def _moved_json(options: Options, group: str, found: Moved) -> dict[str, object]:
     return {
         "group": group,
-        "client_id": client_id,
-        "moved": moved,
-        "plan": plan,
+        "client_id": found.client_id,
+        "moved": found.is_moved,
+        "plan": None if found.file is None else str(found.file),
         "times": times_json(options),
         "moves": [
             {
-                "topic": move.topic,
-                "partition": move.partition,
-                "before": move.before,
-                "after": move.after,
-                "done_ahead": move.done_ahead,
-                "kept": [[first, last] for first, last in move.kept],
-                "closed": [[first, last] for first, last in move.closed],
-                "parked": list(move.parked),
+                **fields_of(move, "topic partition before after done_ahead kept closed parked"),
                 "position_lost": bool(move.lost),
                 "epoch": move.epoch,
             }
-            for move in moves
+            for move in found.moves
         ],
         "in_hand": [
             {
-                "topic": each.topic,
-                "partition": each.partition,
-                "client": each.client_id,
-                "epoch": each.epoch,
-                "state": each.state,
+                **fields_of(each, "topic partition client=client_id epoch state"),
                 "next": 0 if each.stable is None else each.stable + 1,
             }
-            for each in in_hand
+            for each in found.in_hand
         ],
     }

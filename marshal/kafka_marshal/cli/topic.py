@@ -1,21 +1,24 @@
-"""`init` and `upgrade`: the coordination topic and its log of snapshots, created, checked, raised to a level."""
+"""`init`, `upgrade`, `topic`, `prune`: the coordination topic, created, checked, raised to a level, kept, pruned."""
 
 from __future__ import annotations
 
 import shlex
+import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
-from kafka_marshal.cli.app import command, paint
-from kafka_marshal.cli.connection import admin_of, catch_up, connected, note, view_of
+from kafka_marshal.cli.app import command, paint, say_error
+from kafka_marshal.cli.change import NOT_DONE, carry_out, dry_run_option, fields_of, yes_option
+from kafka_marshal.cli.connection import admin_of, catch_up, connected, viewing
 from kafka_marshal.cli.failures import DONE, NO, CommandError
-from kafka_marshal.cli.keep import FOREVER, keep_option, kept_text
-from kafka_marshal.cli.output import ask, print_json, say, say_warning
+from kafka_marshal.cli.options import parsed, span_option
+from kafka_marshal.cli.output import Column, print_json, print_table, progress, say, say_warning
 from kafka_marshal.instance import knows_level
-from kafka_marshal.node.kept import keep_settings
-from kafka_marshal.observe.text import count
+from kafka_marshal.node.kept import check_keep, keep_settings
+from kafka_marshal.observe.text import count, parse_span, span
 from kafka_marshal.topic_names import DEFAULT_PARTITIONS, snapshots_topic
 from rationalizer.levels import LEVELS, SUPPORTED_LEVEL
 
@@ -25,6 +28,35 @@ if TYPE_CHECKING:
     from kafka_marshal.observe.log import Log
     from kafka_marshal.observe.rows import GroupRow, MemberRow, WorkerRow
     from kafka_marshal.ports import Cluster, TopicConfig
+    from kafka_marshal.snapshots.prune import PrunedPartition, PrunePlan
+
+
+_PRUNED = (
+    Column("partition", right=True),
+    Column("log from", right=True),
+    Column("log to", right=True),
+    Column("checked", right=True),
+    Column("remove below", right=True),
+    Column("records", right=True),
+    Column("snapshots", right=True),
+    Column("note", fold=True),
+)
+
+#: Written so, since 0 could mean either.
+FOREVER = -1
+
+
+#: Of --keep: milliseconds, or FOREVER.
+_keep_option = parsed(
+    lambda _, __, text: FOREVER if text == "forever" else check_keep(parse_span(text)), ", or forever"
+)
+
+
+def _kept_text(keep: int) -> str:
+    """What was set, for people."""
+    if keep == FOREVER:
+        return "the log is kept for ever"
+    return f"members remove log that is older than {span(keep)}, behind checked snapshots"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +82,10 @@ class Report:
     done: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
 
+    def add(self, what: str, why: str, mend: str, *, fatal: bool) -> None:
+        """Add a fault."""
+        self.faults.append(Fault(what, why, mend, fatal))
+
     @property
     def fit(self) -> bool:
         """Whether workers can use the topic."""
@@ -64,7 +100,7 @@ class Report:
 )
 @click.option(
     "--keep",
-    callback=keep_option,
+    callback=_keep_option,
     metavar="SPAN|forever",
     help="How long members keep the log (30d); see kafka-marshal topic. A new one is kept for ever.",
 )
@@ -90,7 +126,7 @@ def init(options: Options, partitions: int | None, keep: int | None, check: bool
         if keep is not None and report.fit:
             wanted = None if keep == FOREVER else keep
             cluster.alter_topic(options.topic, keep_settings(wanted), options.timeout)
-            report.done.append(kept_text(keep))
+            report.done.append(_kept_text(keep))
     if options.json:
         print_json(_json(report))
     else:
@@ -111,7 +147,7 @@ def _look_after(cluster: Cluster, options: Options, partitions: int | None, chec
         report.existed = False
         if check:
             mend = f"kafka-marshal init{options.reach()}"
-            report.faults.append(Fault(f"the topic {topic!r} does not exist", "no worker can start", mend, fatal=True))
+            report.add(f"the topic {topic!r} does not exist", "no worker can start", mend, fatal=True)
             return report
         config, report.done = create(cluster, topic, partitions or DEFAULT_PARTITIONS, options.timeout)
         report.existed = not report.done
@@ -119,14 +155,12 @@ def _look_after(cluster: Cluster, options: Options, partitions: int | None, chec
     report.replication_factor = config.replication_factor
     report.faults += [_fault(problem, topic, options) for problem in find_problems(config)]
     if partitions is not None and partitions != config.info.partitions:
-        report.faults.append(
-            Fault(
-                f"it has {config.info.partitions} partitions, not {partitions}",
-                "the count is fixed when the topic is made: another one would split what members see",
-                f"leave out --partitions, or make a new topic: kafka-marshal init{options.reach(topic=False)} "
-                f"--topic NEW-NAME --partitions {partitions}, and move all members to it",
-                fatal=True,
-            )
+        report.add(
+            f"it has {config.info.partitions} partitions, not {partitions}",
+            "the count is fixed when the topic is made: another one would split what members see",
+            f"leave out --partitions, or make a new topic: kafka-marshal init{options.reach(topic=False)} "
+            f"--topic NEW-NAME --partitions {partitions}, and move all members to it",
+            fatal=True,
         )
     _look_at_log(cluster, options, check, report)
     _look_at_snapshots(cluster, options, check, report, config)
@@ -144,49 +178,41 @@ def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report
     log = Log(cluster, options.topic, options.timeout)
     cut = _not_bridged(cluster, options, log)
     if cut:
-        report.faults.append(
-            Fault(
-                f"the log's beginning is gone in partition(s) {_list(cut)}, and no two snapshots bridge the gap",
-                "who holds what can't be known from the rest",
-                f"make a new topic: kafka-marshal init{options.reach(topic=False)} --topic NEW-NAME, "
-                "and move all members to it",
-                fatal=True,
-            )
+        report.add(
+            f"the log's beginning is gone in partition(s) {_list(cut)}, and no two snapshots bridge the gap",
+            "who holds what can't be known from the rest",
+            f"make a new topic: kafka-marshal init{options.reach(topic=False)} --topic NEW-NAME, "
+            "and move all members to it",
+            fatal=True,
         )
     empty = [cp for cp, end in log.ends.items() if end == 0]
     if empty and not check:
         append_first_records(cluster, options.topic, log.ends, options.timeout)
         report.done.append(f"appended to partition(s) {_list(empty)} the record that fixes their number")
     elif empty:
-        report.faults.append(
-            Fault(
-                f"partition(s) {_list(empty)} lack the first record, which fixes their number at {log.partitions}",
-                "partitions added later by mistake would go unnoticed, and members no longer see each other",
-                f"kafka-marshal init{options.reach()}",
-                fatal=True,
-            )
+        report.add(
+            f"partition(s) {_list(empty)} lack the first record, which fixes their number at {log.partitions}",
+            "partitions added later by mistake would go unnoticed, and members no longer see each other",
+            f"kafka-marshal init{options.reach()}",
+            fatal=True,
         )
     counts = _marker_counts(log, [cp for cp, end in log.ends.items() if log.starts[cp] == 0 and end > 0])
     for other in sorted({c for c in counts.values() if c is not None and c != log.partitions}):
         where = _list([cp for cp, c in counts.items() if c == other])
-        report.faults.append(
-            Fault(
-                f"it has {log.partitions} partitions, and its first record in partition(s) {where} says {other}",
-                "partitions were added since: members that count differently do not see each other's claims",
-                f"make a new topic: kafka-marshal init{options.reach(topic=False)} --topic NEW-NAME "
-                f"--partitions {log.partitions}, and move all members to it",
-                fatal=True,
-            )
+        report.add(
+            f"it has {log.partitions} partitions, and its first record in partition(s) {where} says {other}",
+            "partitions were added since: members that count differently do not see each other's claims",
+            f"make a new topic: kafka-marshal init{options.reach(topic=False)} --topic NEW-NAME "
+            f"--partitions {log.partitions}, and move all members to it",
+            fatal=True,
         )
     unmarked = [cp for cp, marked in counts.items() if marked is None]
     if unmarked:
-        report.faults.append(
-            Fault(
-                f"partition(s) {_list(unmarked)} begin with another record than the one that fixes their number",
-                "that partitions were added would go unnoticed there",
-                "nothing to do now; make the next topic with kafka-marshal init before anybody writes to it",
-                fatal=False,
-            )
+        report.add(
+            f"partition(s) {_list(unmarked)} begin with another record than the one that fixes their number",
+            "that partitions were added would go unnoticed there",
+            "nothing to do now; make the next topic with kafka-marshal init before anybody writes to it",
+            fatal=False,
         )
 
 
@@ -199,7 +225,7 @@ def _look_at_levels(cluster: Cluster, options: Options, report: Report) -> None:
     try:
         replica.catch_up(options.timeout)
         for what, why in low_levels(replica):
-            report.faults.append(Fault(what, why, f"kafka-marshal upgrade{options.reach()}", fatal=False))
+            report.add(what, why, f"kafka-marshal upgrade{options.reach()}", fatal=False)
     finally:
         replica.close()
 
@@ -228,13 +254,11 @@ def _look_at_snapshots(
     partitions = coordination.info.partitions
     config = cluster.topic_config(name, options.timeout)
     if config is None and check:
-        report.faults.append(
-            Fault(
-                f"there is no log of snapshots, {name!r}",
-                "members start from the beginning of the log, which takes longer as it grows",
-                f"kafka-marshal init{options.reach()}",
-                fatal=False,
-            )
+        report.add(
+            f"there is no log of snapshots, {name!r}",
+            "members start from the beginning of the log, which takes longer as it grows",
+            f"kafka-marshal init{options.reach()}",
+            fatal=False,
         )
         return
     if config is None:
@@ -276,15 +300,8 @@ def _list(partitions: list[int]) -> str:
 
 def _json(report: Report) -> dict[str, object]:
     return {
-        "topic": report.topic,
-        "fit": report.fit,
-        "existed": report.existed,
-        "partitions": report.partitions,
-        "replication_factor": report.replication_factor,
-        "done": report.done,
-        "problems": [
-            {"what": fault.what, "why": fault.why, "mend": fault.mend, "fatal": fault.fatal} for fault in report.faults
-        ],
+        **fields_of(report, "topic fit existed partitions replication_factor done"),
+        "problems": [fields_of(fault, "what why mend fatal") for fault in report.faults],
     }
 
 
@@ -305,8 +322,6 @@ def _print_report(report: Report) -> None:
         )
 
 
-_NOT_DONE = "Nothing was changed."
-
 _NEEDS = " ".join(f"{level.adds.capitalize()} need level {level.number}." for level in LEVELS[1:])
 _HELP = f"""Raise the coordination topic to the newest level of the protocol, for good. {_NEEDS}
 
@@ -324,42 +339,53 @@ _LISTED = 20
 
 
 @command(help=_HELP)
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@yes_option()
 @click.option("--force", is_flag=True, help="Also where members would stop that are of an older release.")
-@click.option("--dry-run", is_flag=True, help="Say what would be raised, and who would stop; change nothing.")
+@dry_run_option("Say what would be raised, and who would stop; change nothing.")
 @click.pass_obj
-def upgrade(options: Options, yes: bool, force: bool, dry_run: bool) -> int:
+def upgrade(options: Options, force: bool) -> int:
     """Raise the coordination topic; `--help` says more."""
     from kafka_marshal.admin.topic import below_level
 
-    with connected(options) as cluster, view_of(cluster, options) as view:
+    with viewing(options) as view:
         catch_up(view)
         low, notes = below_level(view.worlds), view.notes_on_upgrades()
         old = _old_members(view.groups()) if low else []
     if notes:
-        raise CommandError(f"{notes[0]} {_NOT_DONE}", NO)
+        raise CommandError(f"{notes[0]} {NOT_DONE}", NO)
     for each in old[:_LISTED]:
         say_warning(f"{_described(each)} would stop for good.")
     if len(old) > _LISTED:
         say_warning(f"and {len(old) - _LISTED:,} more.")
-    if low and not dry_run:
-        if yes and old and not force:
-            raise CommandError(
-                f"{count(len(old), 'member')} would stop at level {SUPPORTED_LEVEL}. {_NOT_DONE} Replace them by this "
-                "release first, or say --force.",
-                NO,
-            )
-        question = (
-            f"Raise {count(len(low), 'partition')} of {options.topic} to level {SUPPORTED_LEVEL}? There is no way back."
+    if options.yes and old and not (force or options.dry_run):
+        raise CommandError(
+            f"{count(len(old), 'member')} would stop at level {SUPPORTED_LEVEL}. {NOT_DONE} Replace them by this "
+            "release first, or say --force.",
+            NO,
         )
-        if not ask(question, yes):
-            note(options, _NOT_DONE)
-            return NO
-        options.if_interrupted = "It may be raised in a part of the log; run kafka-marshal upgrade again."
+
+    def do() -> list[int]:
+        if not low:
+            return low
         with admin_of(options) as admin:
-            low = admin.upgrade()
-    _print_levels(options, low, old, dry_run)
-    return DONE
+            return admin.upgrade()
+
+    what = f"{count(len(low), 'partition')} of {options.topic} to level {SUPPORTED_LEVEL}"
+    return carry_out(
+        options,
+        lambda: low,
+        question=f"Raise {what}? There is no way back." if low else "",
+        do=do,
+        if_interrupted="It may be raised in a part of the log; run kafka-marshal upgrade again.",
+        say=partial(_say_levels, options),
+        json=lambda raised, done: {
+            "topic": options.topic,
+            "level": SUPPORTED_LEVEL,
+            "partitions": raised,
+            "raised": bool(raised) and done,
+            "old_members": [_old_member_json(each) for each in old],
+        },
+    )
 
 
 def _old_members(groups: list[GroupRow]) -> list[MemberRow | WorkerRow]:
@@ -377,28 +403,164 @@ def _described(each: MemberRow | WorkerRow) -> str:
     return f"{each.client} of group {each.group} ({where})"
 
 
-def _print_levels(options: Options, low: list[int], old: list[MemberRow | WorkerRow], dry_run: bool) -> None:
+def _old_member_json(each: MemberRow | WorkerRow) -> dict[str, object]:
+    release = None if each.runs_at is None else each.runs_at.release
+    return {**fields_of(each, "group client instance"), "release": release}
+
+
+def _say_levels(options: Options, low: list[int], done: bool) -> None:
+    if not low:
+        say(f"{options.topic!r} is at level {SUPPORTED_LEVEL} already.")
+        return
+    what = f"partition(s) {_list(low)} of {options.topic!r}"
+    if done:
+        say(f"raised: {what} to level {SUPPORTED_LEVEL}.")
+    else:
+        say(f"{what} would be raised to level {SUPPORTED_LEVEL}.")
+
+
+# -- how long the log is kept ------------------------------------------------------------------------------------
+
+
+@command()
+@click.option(
+    "--keep",
+    callback=_keep_option,
+    metavar="SPAN|forever",
+    help="How long members keep the log: 30d, 12h (at least 1h), or forever.",
+)
+@click.pass_obj
+def topic(options: Options, keep: int | None) -> int:
+    r"""How large the coordination log is, how old, how long it is kept; with --keep, how long from now on.
+
+    Members remove what is older by themselves, one at a time, up to a snapshot that a replay has borne out, and within
+    a tenth of that time. They need the right DELETE on both topics. History before the cut is gone for log, who, dump
+    and audit, but for what was archived before (kafka-marshal archive). It stands in the topic's settings
+    min.compaction.lag.ms and max.compaction.lag.ms, which have no other use on it.
+
+    \b
+    Exit status: 0 done; 2 wrong use; 3 Kafka was not reachable, or forbids it.
+    """
+    from kafka_marshal.node.coordination_topic import check_topic
+    from kafka_marshal.observe.log_size import measure
+
+    options.if_interrupted = "It may be set or not: kafka-marshal topic says it."
+    with connected(options) as cluster:
+        check_topic(cluster, options.topic, options.timeout)
+        if keep is not None:
+            wanted = None if keep == FOREVER else keep
+            cluster.alter_topic(options.topic, keep_settings(wanted), options.timeout)
+        config, _ = check_topic(cluster, options.topic, options.timeout)
+        size = measure(cluster, options.topic, options.timeout, time.time() * 1000, living=None)
     if options.json:
         print_json(
-            {
-                "topic": options.topic,
-                "level": SUPPORTED_LEVEL,
-                "partitions": low,
-                "raised": bool(low) and not dry_run,
-                "old_members": [
-                    {
-                        "group": each.group,
-                        "client": each.client,
-                        "instance": each.instance,
-                        "release": None if each.runs_at is None else each.runs_at.release,
-                    }
-                    for each in old
-                ],
-            }
+            {"topic": options.topic, "partitions": config.info.partitions, **size.json, "warnings": size.warnings()}
         )
-    elif not low:
-        say(f"{options.topic!r} is at level {SUPPORTED_LEVEL} already.")
-    elif dry_run:
-        say(f"partition(s) {', '.join(map(str, low))} of {options.topic!r} would be raised to level {SUPPORTED_LEVEL}.")
     else:
-        say(f"raised: partition(s) {', '.join(map(str, low))} of {options.topic!r} to level {SUPPORTED_LEVEL}.")
+        if keep is not None:
+            say(f"{_kept_text(keep)}.")
+        say(f"{options.topic}: {size.text}.")
+        for warning in size.warnings():
+            say_warning(warning)
+    return DONE
+
+
+# -- old log, removed --------------------------------------------------------------------------------------------
+
+
+@command()
+@click.option(
+    "--keep",
+    type=click.IntRange(2),
+    metavar="N",
+    help="How many checked snapshots of each partition stay, with all log behind the oldest of them (3).",
+)
+@click.option(
+    "--older-than", callback=span_option, metavar="SPAN", help="Only what is older than this (30d); all that may go."
+)
+@dry_run_option("Say what would be removed; remove nothing.")
+@yes_option()
+@click.option("--force", is_flag=True, help="Also remove log that shows a snapshot to be wrong.")
+@click.pass_obj
+def prune(options: Options, keep: int | None, older_than: int | None, force: bool) -> int:
+    r"""Remove old log and old snapshots together, up to a snapshot that agrees with the log, never further.
+
+    The whole log is replayed first, and every snapshot compared with it; with --older-than, what is about to go and the
+    snapshots next to it. Members continue meanwhile, and new ones can
+    start at any time. History before the cut is gone for log, who, dump and audit: archive it first if you need it
+    (kafka-marshal archive).
+
+    \b
+    Exit status: 0 removed, or nothing to remove; 1 a snapshot contradicts the log, or you said no; 2 wrong use, or no
+    --yes; 3 Kafka was not reachable.
+    """
+    from kafka_marshal.snapshots.prune import DEFAULT_KEEP, OlderThan, make_plan
+    from kafka_marshal.snapshots.prune import carry_out as remove
+
+    options.if_interrupted = "Nothing was removed."
+    with connected(options) as cluster:
+        with progress("checking") as show:
+            plan = make_plan(
+                cluster,
+                options.topic,
+                options.timeout,
+                keep=DEFAULT_KEEP if keep is None else keep,
+                force=force,
+                older_than=None if older_than is None else OlderThan(older_than, time.time() * 1000),
+                progress=show,
+            )
+        if not options.json:
+            print_table(_PRUNED, [_pruned_row(each) for each in plan.partitions])
+        for difference in plan.differences:
+            say_error(str(difference.error(plan.topic, plan.snapshots_topic)))
+        something = bool(plan.records_removed or plan.snapshots_removed)
+        goes = f"{count(plan.records_removed, 'record')} and {count(plan.snapshots_removed, 'snapshot')}"
+
+        def do() -> PrunePlan:
+            if something:
+                remove(cluster, plan, options.timeout)
+            return plan
+
+        def say_removed(_: PrunePlan, done: bool) -> None:
+            if not something:
+                say("nothing to remove.")
+            else:
+                say(f"removed: {goes}." if done else f"{goes} would be removed.")
+
+        return carry_out(
+            options,
+            lambda: plan,
+            question=f"Remove {goes} of {plan.topic}, for ever?" if something else "",
+            do=do,
+            if_interrupted="A part may have been removed: run kafka-marshal prune again, it continues.",
+            not_done="Nothing was removed.",
+            say=say_removed,
+            json=lambda _, done: _pruned_json(plan, done and something),
+            status=lambda _: NO if plan.differences else DONE,
+        )
+
+
+def _pruned_row(each: PrunedPartition) -> list[str]:
+    cut, checked = "" if each.cut is None else each.cut, len(each.checked)
+    numbers = (each.partition, each.log_start, each.log_end, checked, cut, each.records_removed, each.snapshots_removed)
+    return [*map(str, numbers), each.why]
+
+
+def _pruned_json(plan: PrunePlan, done: bool) -> dict[str, object]:
+    return {
+        **fields_of(plan, "topic snapshots_topic"),
+        "removed": done,
+        **fields_of(plan, "records=records_removed snapshots=snapshots_removed"),
+        "partitions": [
+            {
+                **fields_of(each, "partition log_start log_end checked remove_below=cut"),
+                **fields_of(each, "records=records_removed snapshots=snapshots_removed"),
+                "note": each.why or None,
+            }
+            for each in plan.partitions
+        ],
+        "differences": [
+            fields_of(found, "partition=cp next_offset digest=theirs replayed_digest=ours since why")
+            for found in plan.differences
+        ],
+    }

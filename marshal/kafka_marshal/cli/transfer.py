@@ -9,16 +9,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kafka_marshal.cli.app import command
-from kafka_marshal.cli.connection import admin_of, id_argument, note
-from kafka_marshal.cli.failures import DONE, NO
+from kafka_marshal.cli.change import (
+    NOT_DONE,
+    carry_out,
+    dry_run_option,
+    fields_of,
+    group_argument,
+    place_json,
+    within_option,
+    yes_option,
+)
+from kafka_marshal.cli.connection import admin_of
 from kafka_marshal.cli.open_messages import open_text
-from kafka_marshal.cli.options import Options, complete_group, refuse_unknown, span_option
-from kafka_marshal.cli.output import Column, ask, print_json, print_table, say, say_warning
+from kafka_marshal.cli.options import Options, refuse_unknown
+from kafka_marshal.cli.output import Column, print_table, say, say_warning
 from kafka_marshal.observe.text import count
 
 if TYPE_CHECKING:
-    from kafka_marshal.admin import Admin, Move
-    from kafka_marshal.admin.conversion import Conversion, Repeat
+    from kafka_marshal.admin import Admin, Conversion, Move, Repeat
     from kafka_marshal.admin.session import GroupKind
     from kafka_marshal.admin.transfer import Open
 
@@ -31,8 +39,6 @@ _open_option = click.option(
     type=click.Choice(["repeat", "drop"]),
     help="Open messages come again with all above them, or count as done. Without it there must be none.",
 )
-
-_NOT_DONE = "Nothing was changed."
 
 _MOVES = (
     Column("topic", fold=True),
@@ -59,16 +65,10 @@ def _options(force: str) -> Callable[[_F], _F]:
     def add(function: _F) -> _F:
         for option in (
             click.option("--force", is_flag=True, help=force),
-            click.option("--yes", is_flag=True, help="Don't ask."),
-            click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing."),
-            click.option(
-                "--within",
-                callback=span_option,
-                default="30s",
-                metavar="SPAN",
-                help="How long members that died may take to be silent enough (30s).",
-            ),
-            click.argument("group", callback=id_argument, shell_complete=complete_group),
+            yes_option(),
+            dry_run_option(),
+            within_option("How long members that died may take to be silent enough"),
+            group_argument,
         ):
             function = option(function)
         return function
@@ -79,7 +79,7 @@ def _options(force: str) -> Callable[[_F], _F]:
 @command()
 @_options("Replace positions that GROUP has already.")
 @click.pass_obj
-def import_group(options: Options, group: str, within: int, dry_run: bool, yes: bool, force: bool) -> int:
+def import_group(options: Options, group: str, within: int, force: bool) -> int:
     r"""Take the committed offsets of Kafka's own consumer group GROUP over into a coordinated group of that name.
 
     Both sides must be without members: stop the old consumers first, start the new ones afterwards. The group here is
@@ -94,16 +94,14 @@ def import_group(options: Options, group: str, within: int, dry_run: bool, yes: 
         return admin.import_group(group, force=force, dry_run=dry_run, timeout=within / 1000)
 
     question = f"Let the coordinated group {group} begin at these offsets?"
-    return _move(options, group, do, question, dry_run, yes, "imported")
+    return _move(options, group, do, question, "imported")
 
 
 @command()
 @_options("Commit also where Kafka's own group goes back by that.")
 @_open_option
 @click.pass_obj
-def export_group(
-    options: Options, group: str, within: int, dry_run: bool, yes: bool, force: bool, open_messages: Open
-) -> int:
+def export_group(options: Options, group: str, within: int, force: bool, open_messages: Open) -> int:
     r"""Commit the positions of GROUP to Kafka's own consumer group of that name, for ordinary consumers to continue.
 
     Both sides must be without members. The first undone offset is committed: messages done above it, out of order or
@@ -121,35 +119,30 @@ def export_group(
         )
 
     question = f"Commit these offsets to Kafka's own consumer group {group}?"
-    return _move(options, group, do, question, dry_run, yes, "exported")
+    return _move(options, group, do, question, "exported")
 
 
-def _move(
-    options: Options,
-    group: str,
-    do: Callable[[Admin, bool], list[Move]],
-    question: str,
-    dry_run: bool,
-    yes: bool,
-    word: str,
-) -> int:
+def _move(options: Options, group: str, move: Callable[[Admin, bool], list[Move]], question: str, word: str) -> int:
     with admin_of(options) as admin:
         if word == "exported":
-            refuse_unknown(options, group, effect=_NOT_DONE)
-        moves = do(admin, True)
+            refuse_unknown(options, group, effect=NOT_DONE)
+        planned = move(admin, True)
         if not options.json:
-            _print_moves(moves)
-        if not dry_run:
-            if not ask(question, yes):
-                note(options, _NOT_DONE)
-                return NO
-            options.if_interrupted = "It may be done or not; do it again. The group is resumed."
-            moves = do(admin, False)
-    if options.json:
-        print_json({"group": group, "done": not dry_run, "moves": [_move_json(move) for move in moves]})
-    elif not dry_run:
-        say(f"{word}: {count(sum(not move.lost for move in moves), 'partition')} of group {group}.")
-    return DONE
+            _print_moves(planned)
+
+        def say_moved(moves: list[Move], done: bool) -> None:
+            if done:
+                say(f"{word}: {count(sum(not move.lost for move in moves), 'partition')} of group {group}.")
+
+        return carry_out(
+            options,
+            lambda: planned,
+            question=question,
+            do=lambda: move(admin, False),
+            if_interrupted="It may be done or not; do it again. The group is resumed.",
+            say=say_moved,
+            json=lambda moves, done: {"group": group, "done": done, "moves": [_move_json(move) for move in moves]},
+        )
 
 
 def _print_moves(moves: list[Move]) -> None:
@@ -173,15 +166,9 @@ def _move_row(move: Move) -> list[str]:
 
 def _move_json(move: Move) -> dict[str, object]:
     return {
-        "topic": move.topic,
-        "partition": move.partition,
-        "before": move.before,
-        "after": move.after,
-        "done_ahead": move.done_ahead,
+        **fields_of(move, "topic partition before after done_ahead"),
         "left_out": move.lost or None,
-        "closed": [[first, last] for first, last in move.closed],
-        "parked": list(move.parked),
-        "restored": list(move.restored),
+        **fields_of(move, "closed parked restored"),
     }
 
 
@@ -201,8 +188,6 @@ def convert_group(
     to: GroupKind,
     file: Path | None,
     within: int,
-    dry_run: bool,
-    yes: bool,
     force: bool,
     open_messages: Open,
 ) -> int:
@@ -220,39 +205,38 @@ def convert_group(
     """
     from kafka_marshal.admin.conversion import is_unfinished
 
+    settings: dict[str, Any] = {
+        "file": file,
+        "force": force,
+        "timeout": within / 1000,
+        "open_messages": open_messages,
+    }
+
+    def say_converted(found: Conversion, done: bool) -> None:
+        if not done:
+            return
+        if options.yes:
+            _print_conversion(found)
+        positions = count(len(found.positions), "position")
+        say(f"done: {group} is a {to} group with {positions}. As it was before: {found.file}")
+        say(f"If a fenced sink has rows of it: sink.convert({group!r}, {to!r}), before new workers write.")
+
     with admin_of(options) as admin:
-        settings: dict[str, Any] = {
-            "file": file,
-            "force": force,
-            "timeout": within / 1000,
-            "open_messages": open_messages,
-        }
         resumed = is_unfinished(group, file)
         if resumed:
             say_warning(f"an earlier run was interrupted; this one continues with {resumed}.")
         else:
-            refuse_unknown(options, group, effect=_NOT_DONE)
-        if dry_run or not yes:
-            planned = admin.convert_group(group, to, **{**settings, "dry_run": True})
-            if not options.json:
-                _print_conversion(planned)
-            if dry_run:
-                if options.json:
-                    print_json(_conversion_json(planned, done=False))
-                return DONE
-        if not ask(f"Make {group} a {to} group? Its workers have to be of that kind from then on.", yes):
-            note(options, _NOT_DONE)
-            return NO
-        options.if_interrupted = "It may be done in part; its progress is saved. Run the same command again."
-        done = admin.convert_group(group, to, **settings)
-    if options.json:
-        print_json(_conversion_json(done, done=True))
-        return DONE
-    if yes:
-        _print_conversion(done)
-    say(f"done: {group} is a {to} group with {count(len(done.positions), 'position')}. As it was before: {done.file}")
-    say(f"If a fenced sink has rows of it: sink.convert({group!r}, {to!r}), before new workers write.")
-    return DONE
+            refuse_unknown(options, group, effect=NOT_DONE)
+        return carry_out(
+            options,
+            lambda: admin.convert_group(group, to, **{**settings, "dry_run": True}),
+            show=_print_conversion,
+            question=f"Make {group} a {to} group? Its workers have to be of that kind from then on.",
+            do=lambda: admin.convert_group(group, to, **settings),
+            if_interrupted="It may be done in part; its progress is saved. Run the same command again.",
+            say=say_converted,
+            json=_conversion_json,
+        )
 
 
 def _print_conversion(found: Conversion) -> None:
@@ -272,22 +256,13 @@ def _repeat_row(each: Repeat) -> list[str]:
     return [each.topic, str(each.partition), str(each.first), str(each.last), of]
 
 
-def _conversion_json(found: Conversion, *, done: bool) -> dict[str, object]:
+def _conversion_json(found: Conversion, done: bool) -> dict[str, object]:
     return {
-        "group": found.group,
-        "to": found.to,
+        **fields_of(found, "group to"),
         "done": done,
         "resumed": found.resumed,
         "file": str(found.file),
-        "parked": [
-            {"topic": topic, "partition": partition, "offset": offset} for topic, partition, offset in found.parked
-        ],
-        "positions": [
-            {"topic": topic, "partition": partition, "offset": offset}
-            for (topic, partition), offset in sorted(found.positions.items())
-        ],
-        "repeats": [
-            {"topic": x.topic, "partition": x.partition, "first": x.first, "last": x.last, "lo": x.lo, "hi": x.hi}
-            for x in found.repeats
-        ],
+        "parked": [place_json(place) for place in found.parked],
+        "positions": [place_json((*key, offset)) for key, offset in sorted(found.positions.items())],
+        "repeats": [fields_of(each, "topic partition first last lo hi") for each in found.repeats],
     }

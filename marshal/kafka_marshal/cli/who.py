@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kafka_marshal.cli.app import command
-from kafka_marshal.cli.archive import archive_option, is_alone, open_history
-from kafka_marshal.cli.connection import catch_up, connected, id_argument, view_of
+from kafka_marshal.cli.archive import archive_option, checked_dump, is_alone, open_history
+from kafka_marshal.cli.connection import catch_up, connected, id_argument, viewing
 from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
 from kafka_marshal.cli.options import (
     Options,
@@ -156,7 +156,6 @@ def _from_kafka(
 
 
 def _from_dump(stack: ExitStack, path: str, key: LeaseKey, at: int | None, offset: int | None) -> Ownership:
-    from kafka_marshal.cli.dumps import checked_dump
 
     header, records = stack.enter_context(checked_dump(path))
     both = _both(key, header.partitions, at, offset)
@@ -310,7 +309,7 @@ def who_has(options: Options, place: str, key: str, group: str | None) -> int:
 
     topic, partition = topic_partition(place)
     hashed = key_hash(_bytes(key), 0)
-    with connected(options) as cluster, view_of(cluster, options) as view:
+    with viewing(options) as view:
         catch_up(view)
         found = list(_found(view, topic, partition, hashed, group))
         known = view.names()
