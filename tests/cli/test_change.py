@@ -8,9 +8,10 @@ import click
 import pytest
 
 from kafka_marshal.cli import change
-from kafka_marshal.cli.change import carry_out, fields_of
+from kafka_marshal.cli.change import carry_out
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options, PartitionTarget, parsed
+from kafka_marshal.cli.output import fields_of
 
 
 @pytest.fixture

@@ -19,6 +19,9 @@ from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import (
     Column,
+    Field,
+    Rows,
+    fields_of,
     print_json,
     print_table,
     progress,
@@ -43,15 +46,17 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_COLUMNS = (
-    Column("partition", right=True),
-    Column("from", right=True),
-    Column("to", right=True),
-    Column("new records", right=True),
-    Column("new files", right=True),
-    Column("since"),
-    Column("until"),
-    Column("note", fold=True),
+_ARCHIVED: Rows[ArchivedPartition] = Rows(
+    Field("partition", column=Column("partition", right=True)),
+    Field("first", column=Column("from", right=True)),
+    Field("end", column=Column("to", right=True)),
+    Field("records", column=Column("new records", right=True)),
+    Field("files", column=Column("new files", right=True)),
+    Field("since", column=Column("since"), cell=lambda each: _at(each.since)),
+    Field("until", column=Column("until"), cell=lambda each: _at(each.until)),
+    Field("gaps", lambda each: [_gap_json(each, gap) for gap in each.gaps]),
+    Field("problem", lambda each: each.problem or None),
+    Field("", column=Column("note", fold=True), cell=lambda each: _note(each)),
 )
 
 _PLACE = click.Path(file_okay=False)
@@ -85,7 +90,7 @@ def archive(options: Options, place: str, verify: bool) -> int:
     if options.json:
         print_json(_json(done))
     else:
-        print_table(_COLUMNS, map(_row, done.partitions))
+        print_table(_ARCHIVED.columns, map(_ARCHIVED.cells, done.partitions))
         files = f" in {count(done.files, 'file')}" if done.records else ""
         say(f"archived: {count(done.records, 'record')}{files}{_times(done.since, done.until)}, to {done.place}.")
     for each in done.partitions:
@@ -108,47 +113,22 @@ def _gap(gap: Gap) -> str:
     return f"offsets {gap.first} to {gap.end - 1} ({time_text(gap.since)} to {time_text(gap.until)})"
 
 
-def _row(each: ArchivedPartition) -> list[str]:
-    since, until = ("" if at is None else time_text(at) for at in (each.since, each.until))
+def _at(time_ms: int | None) -> str:
+    return "" if time_ms is None else time_text(time_ms)
+
+
+def _note(each: ArchivedPartition) -> str:
     note = "; ".join(f"lacks {_gap(gap)}" for gap in each.gaps)
-    numbers = (each.partition, each.first, each.end, each.records, each.files)
-    return [*map(str, numbers), since, until, note or ("not all is archived" if each.problem else "")]
+    return note or ("not all is archived" if each.problem else "")
+
+
+def _gap_json(each: ArchivedPartition, gap: Gap) -> dict[str, object]:
+    return {**fields_of(gap, "first end since until"), "new": gap in each.new_gaps}
 
 
 def _json(done: Archived) -> dict[str, object]:
-    return {
-        "topic": done.topic,
-        "topic_id": done.topic_id,
-        "archive": done.place,
-        "whole": done.is_whole,
-        "records": done.records,
-        "files": done.files,
-        "since": done.since,
-        "until": done.until,
-        "partitions": [
-            {
-                "partition": each.partition,
-                "first": each.first,
-                "end": each.end,
-                "records": each.records,
-                "files": each.files,
-                "since": each.since,
-                "until": each.until,
-                "gaps": [
-                    {
-                        "first": gap.first,
-                        "end": gap.end,
-                        "since": gap.since,
-                        "until": gap.until,
-                        "new": gap in each.new_gaps,
-                    }
-                    for gap in each.gaps
-                ],
-                "problem": each.problem or None,
-            }
-            for each in done.partitions
-        ],
-    }
+    names = "topic topic_id archive=place whole=is_whole records files since until"
+    return {**fields_of(done, names), "partitions": [_ARCHIVED.json(each) for each in done.partitions]}
 
 
 # -- read by other commands ----------------------------------------------------------------------------------------

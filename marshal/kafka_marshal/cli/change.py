@@ -58,12 +58,6 @@ def carry_out(
     return status(planned)
 
 
-def fields_of(each: object, names: str) -> dict[str, Any]:
-    """These attributes, in this order, for --json; ``from=before``: the attribute ``before`` is called ``from``."""
-    pairs = (name.partition("=") for name in names.split())
-    return {name: getattr(each, attribute or name) for name, _, attribute in pairs}
-
-
 def place_json(place: tuple[str, int, int]) -> dict[str, object]:
     """A message's place, for --json."""
     return dict(zip(("topic", "partition", "offset"), place, strict=True))

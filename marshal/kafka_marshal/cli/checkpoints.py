@@ -17,7 +17,6 @@ from kafka_marshal.cli.change import (
     carry_out,
     client_option,
     dry_run_option,
-    fields_of,
     group_argument,
     within_option,
     yes_option,
@@ -25,7 +24,7 @@ from kafka_marshal.cli.change import (
 from kafka_marshal.cli.connection import admin_of, catch_up, note, viewing
 from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
 from kafka_marshal.cli.options import Options, parsed, read_time, span_option
-from kafka_marshal.cli.output import Cell, Column, print_json, print_table, say, say_warning
+from kafka_marshal.cli.output import Cell, Column, Field, Rows, fields_of, print_json, print_table, say, say_warning
 from kafka_marshal.cli.watch import Picture, Section, print_picture
 from kafka_marshal.observe.checkpoints import (
     KIND_WORDS,
@@ -41,7 +40,7 @@ from kafka_marshal.observe.text import clock_text, count, no_group, span, time_t
 from rationalizer import route_group
 
 if TYPE_CHECKING:
-    from kafka_marshal.admin import RolledBack, TakenCheckpoint
+    from kafka_marshal.admin import Rewound, RolledBack, TakenCheckpoint
     from kafka_marshal.observe.checkpoints import CheckpointHistory, CheckpointsRow, Cut, Ended, Taken, WentBack
     from kafka_marshal.observe.view import View
     from rationalizer import Group, Outcome
@@ -64,14 +63,15 @@ _OLDER = (
     Column("why it is older", fold=True, least=16),
 )
 
-_WAY = (
-    Column("topic", fold=True),
-    Column("partition", right=True),
-    Column("from", right=True),
-    Column("to", right=True),
-    Column("come again", right=True),
-    Column("gone (retention)", right=True),
+_WAY: Rows[Rewound] = Rows(
+    Field("topic", column=Column("topic", fold=True)),
+    Field("partition", column=Column("partition", right=True)),
+    Field("from", "before", Column("from", right=True)),
+    Field("to", "after", Column("to", right=True)),
+    Field("messages", column=Column("come again", right=True), cell=lambda each: f"{each.messages:,}"),
+    Field("gone", column=Column("gone (retention)", right=True), cell=lambda each: str(each.gone or "-")),
 )
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 #: The most losses, rollbacks and ended barriers in a table; JSON has all.
@@ -490,11 +490,7 @@ def rollback(
 
 
 def _show_way(options: Options, planned: RolledBack) -> None:
-    rows = [
-        [*map(str, (each.topic, each.partition, each.before, each.after)), f"{each.messages:,}", str(each.gone or "-")]
-        for each in planned.partitions
-    ]
-    print_table(_WAY, rows)
+    print_table(_WAY.columns, map(_WAY.cells, planned.partitions))
     again = sum(each.messages for each in planned.partitions)
     note(options, f"to checkpoint {planned.to}: {_come_again(again)}, and what was done since the newest")
     _name_dropped(planned, options, "checkpoint goes", "checkpoints go")
@@ -531,9 +527,7 @@ def _come_again(messages: int) -> str:
 def _way_json(found: RolledBack, done: bool) -> dict[str, object]:
     return {
         **fields_of(found, "group to generation"),
-        "partitions": [
-            fields_of(each, "topic partition from=before to=after messages gone") for each in found.partitions
-        ],
+        "partitions": [_WAY.json(each) for each in found.partitions],
         "dropped": list(found.dropped),
         "pinned": list(found.pinned),
         "paused": found.paused_by is not None,

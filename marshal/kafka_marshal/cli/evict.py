@@ -14,7 +14,6 @@ from kafka_marshal.cli.change import (
     carry_out,
     client_option,
     dry_run_option,
-    fields_of,
     group_argument,
     within_option,
     yes_option,
@@ -31,7 +30,7 @@ from kafka_marshal.cli.options import (
     refuse_unknown,
     span_option,
 )
-from kafka_marshal.cli.output import say, say_warning
+from kafka_marshal.cli.output import fields_of, say, say_warning
 from kafka_marshal.observe.checkpoints import repeated_text
 from kafka_marshal.observe.rows import DAY_MS, GroupRow, place_text, span_text
 from kafka_marshal.observe.text import clients_of, count, span

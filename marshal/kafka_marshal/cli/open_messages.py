@@ -15,7 +15,6 @@ from kafka_marshal.cli.change import (
     NOT_DONE,
     carry_out,
     dry_run_option,
-    fields_of,
     group_argument,
     place_json,
     yes_option,
@@ -26,6 +25,7 @@ from kafka_marshal.cli.options import Options, complete_any_topic, complete_plac
 from kafka_marshal.cli.output import (
     Cell,
     Column,
+    fields_of,
     is_terminal,
     print_json_line,
     print_table,

@@ -101,6 +101,12 @@ class Rows(Generic[T]):
         return {each.name: each.value(row) for each in self._fields if each.name}
 
 
+def fields_of(each: object, names: str) -> dict[str, Any]:
+    """These attributes, in this order, for --json; ``from=before``: the attribute ``before`` is called ``from``."""
+    pairs = (name.partition("=") for name in names.split())
+    return {name: getattr(each, attribute or name) for name, _, attribute in pairs}
+
+
 def is_terminal() -> bool:
     """Whether standard output is a terminal."""
     return sys.stdout.isatty()

@@ -17,7 +17,6 @@ from kafka_marshal.cli.change import (
     carry_out,
     client_option,
     dry_run_option,
-    fields_of,
     group_argument,
     within_option,
     yes_option,
@@ -38,7 +37,7 @@ from kafka_marshal.cli.options import (
     times_json,
     to_option,
 )
-from kafka_marshal.cli.output import Column, ask, print_json, print_table, say, say_warning
+from kafka_marshal.cli.output import Column, ask, fields_of, print_json, print_table, say, say_warning
 from kafka_marshal.observe.text import count, near, span, time_text
 
 if TYPE_CHECKING:

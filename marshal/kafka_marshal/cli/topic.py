@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.app import command, paint, say_error
-from kafka_marshal.cli.change import NOT_DONE, carry_out, dry_run_option, fields_of, yes_option
+from kafka_marshal.cli.change import NOT_DONE, carry_out, dry_run_option, yes_option
 from kafka_marshal.cli.connection import admin_of, catch_up, connected, viewing
 from kafka_marshal.cli.failures import DONE, NO, CommandError
 from kafka_marshal.cli.options import parsed, span_option
-from kafka_marshal.cli.output import Column, print_json, print_table, progress, say, say_warning
+from kafka_marshal.cli.output import Column, Field, Rows, fields_of, print_json, print_table, progress, say, say_warning
 from kafka_marshal.instance import knows_level
 from kafka_marshal.node.kept import check_keep, keep_settings
 from kafka_marshal.observe.text import count, parse_span, span
@@ -31,15 +31,20 @@ if TYPE_CHECKING:
     from kafka_marshal.snapshots.prune import PrunedPartition, PrunePlan
 
 
-_PRUNED = (
-    Column("partition", right=True),
-    Column("log from", right=True),
-    Column("log to", right=True),
-    Column("checked", right=True),
-    Column("remove below", right=True),
-    Column("records", right=True),
-    Column("snapshots", right=True),
-    Column("note", fold=True),
+_PRUNED: Rows[PrunedPartition] = Rows(
+    Field("partition", column=Column("partition", right=True)),
+    Field("log_start", column=Column("log from", right=True)),
+    Field("log_end", column=Column("log to", right=True)),
+    Field("checked", column=Column("checked", right=True), cell=lambda each: str(len(each.checked))),
+    Field(
+        "remove_below",
+        "cut",
+        Column("remove below", right=True),
+        lambda each: "" if each.cut is None else str(each.cut),
+    ),
+    Field("records", "records_removed", Column("records", right=True)),
+    Field("snapshots", "snapshots_removed", Column("snapshots", right=True)),
+    Field("note", lambda each: each.why or None, Column("note", fold=True), lambda each: each.why),
 )
 
 #: Written so, since 0 could mean either.
@@ -510,7 +515,7 @@ def prune(options: Options, keep: int | None, older_than: int | None, force: boo
                 progress=show,
             )
         if not options.json:
-            print_table(_PRUNED, [_pruned_row(each) for each in plan.partitions])
+            print_table(_PRUNED.columns, map(_PRUNED.cells, plan.partitions))
         for difference in plan.differences:
             say_error(str(difference.error(plan.topic, plan.snapshots_topic)))
         something = bool(plan.records_removed or plan.snapshots_removed)
@@ -540,10 +545,8 @@ def prune(options: Options, keep: int | None, older_than: int | None, force: boo
         )
 
 
-def _pruned_row(each: PrunedPartition) -> list[str]:
-    cut, checked = "" if each.cut is None else each.cut, len(each.checked)
-    numbers = (each.partition, each.log_start, each.log_end, checked, cut, each.records_removed, each.snapshots_removed)
-    return [*map(str, numbers), each.why]
+def _cut(each: PrunedPartition) -> str:
+    return "" if each.cut is None else str(each.cut)
 
 
 def _pruned_json(plan: PrunePlan, done: bool) -> dict[str, object]:
@@ -551,14 +554,7 @@ def _pruned_json(plan: PrunePlan, done: bool) -> dict[str, object]:
         **fields_of(plan, "topic snapshots_topic"),
         "removed": done,
         **fields_of(plan, "records=records_removed snapshots=snapshots_removed"),
-        "partitions": [
-            {
-                **fields_of(each, "partition log_start log_end checked remove_below=cut"),
-                **fields_of(each, "records=records_removed snapshots=snapshots_removed"),
-                "note": each.why or None,
-            }
-            for each in plan.partitions
-        ],
+        "partitions": [_PRUNED.json(each) for each in plan.partitions],
         "differences": [
             fields_of(found, "partition=cp next_offset digest=theirs replayed_digest=ours since why")
             for found in plan.differences

@@ -13,7 +13,6 @@ from kafka_marshal.cli.change import (
     NOT_DONE,
     carry_out,
     dry_run_option,
-    fields_of,
     group_argument,
     place_json,
     within_option,
@@ -22,7 +21,7 @@ from kafka_marshal.cli.change import (
 from kafka_marshal.cli.connection import admin_of
 from kafka_marshal.cli.open_messages import open_text
 from kafka_marshal.cli.options import Options, refuse_unknown
-from kafka_marshal.cli.output import Column, print_table, say, say_warning
+from kafka_marshal.cli.output import Column, Field, Rows, fields_of, print_table, say, say_warning
 from kafka_marshal.observe.text import count
 
 if TYPE_CHECKING:
@@ -40,19 +39,23 @@ _open_option = click.option(
     help="Open messages come again with all above them, or count as done. Without it there must be none.",
 )
 
-_MOVES = (
-    Column("topic", fold=True),
-    Column("partition", right=True),
-    Column("now", right=True),
-    Column("to", right=True),
-    Column("remark"),
+_MOVES: Rows[Move] = Rows(
+    Field("topic", column=Column("topic", fold=True)),
+    Field("partition", column=Column("partition", right=True)),
+    Field("before", column=Column("now", right=True)),
+    Field("after", column=Column("to", right=True)),
+    "done_ahead",
+    Field("left_out", lambda move: move.lost or None),
+    *("closed", "parked", "restored"),
+    Field("", column=Column("remark"), cell=lambda move: _remark(move)),
 )
-_REPEATS = (
-    Column("topic", fold=True),
-    Column("partition", right=True),
-    Column("first", right=True),
-    Column("last", right=True),
-    Column("of"),
+_REPEATS: Rows[Repeat] = Rows(
+    Field("topic", column=Column("topic", fold=True)),
+    Field("partition", column=Column("partition", right=True)),
+    Field("first", column=Column("first", right=True)),
+    Field("last", column=Column("last", right=True)),
+    *("lo", "hi"),
+    Field("", column=Column("of"), cell=lambda x: "all keys" if x.is_of_all_keys else f"keys {x.lo:x}-{x.hi:x}"),
 )
 
 #: The most rows of a table; JSON and the file have all.
@@ -141,35 +144,25 @@ def _move(options: Options, group: str, move: Callable[[Admin, bool], list[Move]
             do=lambda: move(admin, False),
             if_interrupted="It may be done or not; do it again. The group is resumed.",
             say=say_moved,
-            json=lambda moves, done: {"group": group, "done": done, "moves": [_move_json(move) for move in moves]},
+            json=lambda moves, done: {"group": group, "done": done, "moves": [_MOVES.json(move) for move in moves]},
         )
 
 
 def _print_moves(moves: list[Move]) -> None:
-    print_table(_MOVES, [_move_row(move) for move in moves[:_SHOWN]])
+    print_table(_MOVES.columns, map(_MOVES.cells, moves[:_SHOWN]))
     if len(moves) > _SHOWN:
         say(f"and {len(moves) - _SHOWN:,} more")
 
 
-def _move_row(move: Move) -> list[str]:
-    ahead = count(move.done_ahead, "offset above it comes again", "offsets above it come again")
-    remark = ahead if move.done_ahead else ""
-    remark = f"{remark}{open_text(move)}".removeprefix("; ")
-    if move.restored:
-        remark += "; " * bool(remark) + count(
-            len(move.restored), "open message comes along", "open messages come along"
-        )
+def _remark(move: Move) -> str:
     if move.lost:
-        remark = f"left out: {move.lost}"
-    return [move.topic, str(move.partition), "-" if move.before is None else str(move.before), str(move.after), remark]
-
-
-def _move_json(move: Move) -> dict[str, object]:
-    return {
-        **fields_of(move, "topic partition before after done_ahead"),
-        "left_out": move.lost or None,
-        **fields_of(move, "closed parked restored"),
-    }
+        return f"left out: {move.lost}"
+    ahead = count(move.done_ahead, "offset above it comes again", "offsets above it come again")
+    remark = f"{ahead if move.done_ahead else ''}{open_text(move)}".removeprefix("; ")
+    if move.restored:
+        brought = count(len(move.restored), "open message comes along", "open messages come along")
+        remark += "; " * bool(remark) + brought
+    return remark
 
 
 @command()
@@ -246,14 +239,9 @@ def _print_conversion(found: Conversion) -> None:
         say(f"{count(len(found.positions), 'position')} to carry over; nothing comes again.")
         return
     say(f"{count(len(found.positions), 'position')} to carry over. What is done above them can't be, and comes again:")
-    print_table(_REPEATS, [_repeat_row(each) for each in found.repeats[:_SHOWN]])
+    print_table(_REPEATS.columns, map(_REPEATS.cells, found.repeats[:_SHOWN]))
     if len(found.repeats) > _SHOWN:
         say(f"and {len(found.repeats) - _SHOWN:,} more")
-
-
-def _repeat_row(each: Repeat) -> list[str]:
-    of = "all keys" if each.is_of_all_keys else f"keys {each.lo:x}-{each.hi:x}"
-    return [each.topic, str(each.partition), str(each.first), str(each.last), of]
 
 
 def _conversion_json(found: Conversion, done: bool) -> dict[str, object]:
@@ -264,5 +252,5 @@ def _conversion_json(found: Conversion, done: bool) -> dict[str, object]:
         "file": str(found.file),
         "parked": [place_json(place) for place in found.parked],
         "positions": [place_json((*key, offset)) for key, offset in sorted(found.positions.items())],
-        "repeats": [fields_of(each, "topic partition first last lo hi") for each in found.repeats],
+        "repeats": [_REPEATS.json(each) for each in found.repeats],
     }
