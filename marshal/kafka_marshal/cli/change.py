@@ -45,17 +45,20 @@ def carry_out(
         planned = plan()
         if show is not None and not options.json:
             show(planned)
-    if not options.dry_run or planned is None:
-        if question and not ask(question, options.yes):
-            note(options, not_done)
-            return NO
-        options.if_interrupted = if_interrupted or options.if_interrupted
-        planned = do()
-    if options.json:
-        print_json(json(planned, not options.dry_run))
+    if options.dry_run:
+        assert planned is not None, "a command with --dry-run has a plan"
+        found = planned
+    elif question and not ask(question, options.yes):
+        note(options, not_done)
+        return NO
     else:
-        say(planned, not options.dry_run)
-    return status(planned)
+        options.if_interrupted = if_interrupted or options.if_interrupted
+        found = do()
+    if options.json:
+        print_json(json(found, not options.dry_run))
+    else:
+        say(found, not options.dry_run)
+    return status(found)
 
 
 def place_json(place: tuple[str, int, int]) -> dict[str, object]:
