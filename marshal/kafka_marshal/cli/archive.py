@@ -30,7 +30,6 @@ from kafka_marshal.cli.output import (
     warnings_from_the_library,
 )
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.files import file_beside
 from kafka_marshal.observe.text import count, time_text
 from kafka_marshal.secret import visible
 from kafka_marshal.topic_names import snapshots_topic
@@ -298,6 +297,8 @@ def dump(options: Options, output: Path | None, allow_cut: bool, snapshots: bool
     It ends where the log ended when the command began. Partitions follow each other, so two dumps of the same log are
     equal byte for byte.
     """
+    from kafka_marshal.files import file_beside
+
     if snapshots:
         options.topic, allow_cut = snapshots_topic(options.topic), True
     options.if_interrupted = "The dump is not complete: do not use it."

@@ -13,7 +13,6 @@ from click.shell_completion import get_completion_class
 from kafka_marshal.cli.app import COMPLETION_VARIABLE, PROGRAM, command, root
 from kafka_marshal.cli.failures import DONE, WRONG_USE, CommandError
 from kafka_marshal.cli.output import print_json_line, say
-from kafka_marshal.files import refuse_url
 from kafka_marshal.observe.text import span
 from kafka_marshal.topic_names import DEFAULT_TOPIC
 
@@ -44,6 +43,7 @@ def broker(options: Options, port: int | None, brokers: str, keep: Path | None) 
     the loopback interface only. Needs the extra kafka-marshal[broker], which brings what it takes (Java, if there is
     none, and the broker itself).
     """
+    from kafka_marshal.files import refuse_url
     from kafka_marshal.testing import RunningKafka, run_broker
 
     if keep is not None:
@@ -106,6 +106,8 @@ def demo(options: Options, /, directory: Path, no_watchdog: bool, **given: Any) 
 
     Exit status: 0 equal, nothing lost, nothing double, no violation; 1 not.
     """
+    from kafka_marshal.files import refuse_url
+
     if options.topic != DEFAULT_TOPIC:
         raise CommandError(
             "the demo makes topics of its own, the one that coordinates among them, so that it meddles with nobody's "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import csv
 import json
-import logging
 import math
 import re
 import shlex
@@ -477,6 +476,8 @@ _Complete: TypeAlias = "Callable[..., list[CompletionItem]]"
 
 def _completion(find: Callable[[Options, click.Context], Iterable[str]]) -> _Complete:
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        import logging
+
         from click.shell_completion import CompletionItem
 
         logging.disable(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""What is wrong with a group, in words: for `check`, and below the overview of `status`."""
+"""What is wrong with a group, in words: for `check`, and below the overview of `status`. Functions import readers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from itertools import groupby
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
-from kafka_marshal.observe.holes import Holding, holdings_of
-from kafka_marshal.observe.meter import silence_text
 from kafka_marshal.observe.rows import (
     DAY_MS,
     FOREIGN_COMMIT,
@@ -26,6 +24,7 @@ from rationalizer.limits import MANY_HOLES, MAX_HOLES
 
 if TYPE_CHECKING:
     from kafka_marshal.observe.checkpoints import CheckpointsRow
+    from kafka_marshal.observe.holes import Holding
     from kafka_marshal.observe.rows import AllSilent, MemberRow, PauseRow, WorkerRow
     from kafka_marshal.observe.view import View
     from kafka_marshal.ports import Cluster
@@ -416,6 +415,8 @@ def _without_checkpoint(group: GroupRow) -> Iterator[Problem]:
 
 
 def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
+    from kafka_marshal.observe.meter import silence_text
+
     if group.is_hold:
         yield from _without_checkpoint(group)
     for member in sorted(group.members, key=lambda member: member.badness):
@@ -528,6 +529,8 @@ def open_problems(
     cluster: Cluster, view: View, group: GroupRow, max_parked: int | None = None, max_parked_ms: int | None = None
 ) -> list[Problem]:
     """All problems of the group's open messages (*blocking*): ages are read from the log."""
+    from kafka_marshal.observe.holes import holdings_of
+
     name = group.group
     holdings = holdings_of(view.worlds, name)
     rows = {(row.topic, row.partition): row for row in group.leases}

@@ -1,7 +1,7 @@
 """Times, spans and amounts as text, and times and spans parsed.
 
 Any client that may append to the topic can write ids. So all text from the log goes through
-:func:`~kafka_marshal.logs.visible` before it is printed (JSON escapes by itself).
+:func:`~kafka_marshal.secret.visible` before it is printed (JSON escapes by itself).
 """
 
 from __future__ import annotations
