@@ -1,6 +1,6 @@
 """How a command changes something: it plans, shows the plan, asks, does it, and says what was done.
 
-A command is its options, and one call of :func:`carry_out` with what is its own. HACKING.md has an example.
+A command is its options, and one call of :func:`carry_out` with what is its own (``evict`` has examples).
 """
 
 from __future__ import annotations
