@@ -152,10 +152,10 @@ def test_no_function_is_too_long() -> None:
 #: names the price of a feature raises it.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (20, 5_600),
-    "admin": (16, 6_170),
+    "admin": (16, 6_150),
     "archive": (3, 820),
     "checkpoints": (3, 580),
-    "cli": (27, 8_000),
+    "cli": (24, 7_840),
     "client": (35, 11_140),
     "engine": (59, 18_480),
     "kafka_marshal": (14, 2_760),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (344, 103_850)
+MOST_OF_ALL = (341, 103_670)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
