@@ -156,7 +156,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (3, 820),
     "checkpoints": (3, 580),
     "cli": (24, 7_840),
-    "client": (35, 11_140),
+    "client": (31, 10_890),
     "engine": (59, 18_480),
     "kafka_marshal": (14, 2_760),
     "metrics": (6, 1_580),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (341, 103_670)
+MOST_OF_ALL = (337, 103_410)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

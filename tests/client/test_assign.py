@@ -286,7 +286,7 @@ def test_what_contradicts_assign_is_refused_with_the_right_form(scene: Scene) ->
         with pytest.raises(ConfigurationError, match=form):
             made.assign(wanted, **more)
     with pytest.raises(TypeError, match="unexpected keyword argument 'polcy'"):
-        made.assign(wanted, polcy=1)
+        made.assign(wanted, polcy=1)  # type: ignore[call-arg]
     spans: list[Any] = [[(5, 4)], [(0, 2**63)], [7], [("a", "b")], 7]
     for wrong in ({}, [], {topic: [LOW]}, *({(topic, 0): each} for each in spans)):
         with pytest.raises(ConfigurationError):

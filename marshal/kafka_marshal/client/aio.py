@@ -8,48 +8,219 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
 from itertools import islice
+from math import inf
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
-from kafka_marshal import arguments, ports
+from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
-from kafka_marshal.checkpoints import Checkpoint, CheckpointPolicy, Restore
 from kafka_marshal.client import consumer as plain
 from kafka_marshal.client import group_consumer as plain_group
 from kafka_marshal.client import marshal as plain_marshal
-from kafka_marshal.client.aio_calls import Calls, awaited, state_callback
-from kafka_marshal.client.aio_transaction import Transaction
+from kafka_marshal.client import transaction as plain_transaction
 from kafka_marshal.client.batch import Batch
-from kafka_marshal.client.checkpointing import TAKES, Checkpoints
+from kafka_marshal.client.checkpointing import Checkpoints
 from kafka_marshal.client.closing import DEFAULT_TIMEOUT_S
 from kafka_marshal.client.group_consumer import COMMIT_TIMEOUT_S, Piece
-from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions, RunSettings
+from kafka_marshal.client.handling import RUN, Handler, RunOptions, RunSettings
 from kafka_marshal.client.health import Health
-from kafka_marshal.client.options import DEFAULT_BYTES_IN_FLIGHT, MOST_TRANSACTIONAL_PRODUCERS, TRANSACTION_TIMEOUT_S
+from kafka_marshal.client.options import (
+    CALLBACKS,
+    TAKES,
+    AssignArguments,
+    ConsumerArguments,
+    GroupArguments,
+    check_names,
+    takes,
+)
 from kafka_marshal.client.parallel import carry_out
-from kafka_marshal.client.shared import ConsumerArguments, ShareConsumer, SharedBatch
-from kafka_marshal.client.shared_reads import DEFAULT_SHARED_BYTES
+from kafka_marshal.client.shared import ShareConsumer, SharedBatch
+from kafka_marshal.client.transactions import Headers
 from kafka_marshal.client.tries import Call
-from kafka_marshal.engine.policies import Policy
-from kafka_marshal.engine.settings import MAX_SHARES
-from kafka_marshal.engine.work.lanes import Order
+from kafka_marshal.engine.key_share import Span
 from kafka_marshal.errors import ClosedError, ConfigurationError
-from kafka_marshal.node.config import START_TIMEOUT_S
-from kafka_marshal.node.serving import EndedError
-from kafka_marshal.runtime import THREADS
-from kafka_marshal.topic_names import DEFAULT_TOPIC
-from kafka_marshal.types import Delivery, Key, Progress, Start, Strategy, TopicPartition, WhenStuck
+from kafka_marshal.node.serving import LOOK_S, Answer, EndedError, Servants
+from kafka_marshal.runtime import EMPTY, THREADS, is_ours
+from kafka_marshal.types import Key, Progress, TopicPartition
 
 T = TypeVar("T")
-
-
+P = ParamSpec("P")
+S = TypeVar("S")
 C = TypeVar("C", bound=plain.Consumer)
 
 #: After this many messages in a row that were ready, an iteration yields to other tasks.
 IN_A_ROW = 500
+
+#: How many calls may wait at a time, each in a thread: mostly polls without a timeout.
+MOST_CALLS = 256
+
+
+class LoopBox:
+    """One thing, put once by another thread, for a task of this loop."""
+
+    __slots__ = ("_loop", "future")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.future: asyncio.Future[Any] = loop.create_future()
+
+    def put(self, thing: Any) -> None:
+        """Wake the task (any thread); no effect if the loop has ended."""
+        try:
+            self._loop.call_soon_threadsafe(self._set, thing)
+        except RuntimeError:
+            return
+
+    def _set(self, thing: Any) -> None:
+        if not self.future.done():
+            self.future.set_result(thing)
+
+    def get(self, timeout: float) -> Any:
+        """For a caller that would wait in a thread: it returns at once, as there is none."""
+        return EMPTY
+
+
+async def awaited(
+    servants: Servants,
+    function: Callable[..., T],
+    *args: object,
+    undo: Callable[[T], object] | None = None,
+) -> tuple[T, Answer[T]]:
+    """Have ``function(is_gone, *args)`` carried out; returns its value, and the answer with its ``receipt``.
+
+    If it is cancelled, the value is undone. Raises what the function raises, EndedError if no thread is left.
+    """
+    box = LoopBox(asyncio.get_running_loop())
+    answer = servants.ask(function, *args, undo=undo, box=box)
+    try:
+        while not box.future.done():
+            was_over = servants.over
+            await asyncio.wait((box.future,), timeout=LOOK_S)
+            if was_over and not box.future.done():
+                servants.check()
+        value, error = box.future.result()
+        if error is not None:
+            raise error
+    except BaseException:
+        answer.receipt.left = True
+        raise
+    return value, answer
+
+
+class Calls:
+    """Threads for calls that block."""
+
+    def __init__(self) -> None:
+        self._threads = THREADS.executor(MOST_CALLS, "kafka-marshal-aio")
+
+    async def __call__(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
+        """Returns the function's value. If it is cancelled, no task waits any more, but the function continues."""
+        return await asyncio.wrap_future(self._threads.submit(_as_a_user, partial(function, *args, **named)))
+
+    async def taking(self, consumer: plain.Consumer, function: Callable[..., T], *args: Any) -> T:
+        """A call that returns messages. No task sees what it takes after it was cancelled: that comes again."""
+        now_ms = consumer._driver.now_ms
+        span = [now_ms(), inf]
+
+        def take() -> T:
+            try:
+                return function(*args)
+            finally:
+                span[1] = now_ms()
+
+        try:
+            return await self(take)
+        except asyncio.CancelledError:
+            consumer._undone.cancelled.append(span)
+            raise
+
+    def end(self) -> None:
+        self._threads.shutdown(wait=False)
+
+
+def _as_a_user(function: Callable[[], T]) -> T:
+    """Call it as one of the user's threads would, which waits for ours."""
+    is_ours.set(False)
+    return function()
+
+
+def run_in(loop: asyncio.AbstractEventLoop, work: Any) -> Future[Any]:
+    """Have the loop await something; any thread may call it."""
+
+    async def wait() -> object:
+        return await work
+
+    return asyncio.run_coroutine_threadsafe(wait(), loop)
+
+
+def state_callback(loop: asyncio.AbstractEventLoop, function: Callable[[Any], object]) -> Callable[[Any], object]:
+    """on_checkpoint and the like of this loop: a coroutine runs to its end; what it returns may be awaited later."""
+
+    def call(asked: Any) -> object:
+        found = run_in(loop, function(asked)).result() if inspect.iscoroutinefunction(function) else function(asked)
+        if inspect.iscoroutine(found):  # of a function that is not one itself: its work has not begun
+            found = run_in(loop, found).result()
+        is_future = inspect.isawaitable(found) and not isinstance(found, Future)
+        return run_in(loop, found) if is_future else found
+
+    return call
+
+
+class Transaction:
+    """:class:`kafka_marshal.client.transaction.Transaction` for an event loop; use it in ``async with``."""
+
+    __slots__ = ("_carry_out", "_transaction")
+
+    def __init__(self, transaction: plain_transaction.Transaction, carry_out: Callable[..., Awaitable[object]]) -> None:
+        """carry_out: has a function called with these arguments by a thread of the library."""
+        self._transaction = transaction
+        self._carry_out = carry_out
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | str | None = None,
+        key: bytes | str | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+    ) -> None:
+        """Produce a record when the transaction commits; it waits for nothing."""
+        self._transaction.produce(topic, value, key, headers, partition)
+
+    async def __aenter__(self) -> Self:
+        self._transaction.begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._carry_out(*self._transaction.end(error))
+
+
+def _as(made: Callable[P, object]) -> Callable[[Callable[Concatenate[S, ...], T]], Callable[Concatenate[S, P], T]]:
+    """Gives a function the arguments of another one, which are checked when it is called."""
+
+    def signed(function: Callable[Concatenate[S, ...], T]) -> Callable[Concatenate[S, P], T]:
+        known = inspect.signature(made)
+
+        @wraps(function)
+        def call(self: S, /, *given: P.args, **named: P.kwargs) -> T:
+            try:
+                known.bind(*given, **named)
+            except TypeError as error:
+                raise TypeError(f"{function.__qualname__}() {error}") from None
+            return function(self, *given, **named)
+
+        call.__signature__ = known.replace(  # type: ignore[attr-defined]
+            parameters=[*list(inspect.signature(function).parameters.values())[:1], *known.parameters.values()]
+        )
+        return call
+
+    return signed
 
 
 class Marshal:
@@ -58,64 +229,20 @@ class Marshal:
     It connects, and reads the log to its end, when the block is entered.
     """
 
-    def __init__(
-        self,
-        bootstrap_servers: str,
-        *,
-        group_id: str,
-        client_id: str | None = None,
-        topic: str = DEFAULT_TOPIC,
-        heartbeat_interval_ms: int = plain_marshal.DEFAULT_HEARTBEAT_INTERVAL_MS,
-        config: Mapping[str, object] | None = None,
-        watchdog: bool = False,
-        ordered_topics: Sequence[str] = (),
-        max_bytes_shared_reads: int = DEFAULT_SHARED_BYTES,
-        timeout: float = START_TIMEOUT_S,
-    ) -> None:
+    @_as(plain_marshal.Marshal)
+    def __init__(self, *given: Any, **named: Any) -> None:
         """As :class:`kafka_marshal.Marshal`; nothing is connected before ``async with``."""
-        self._make: Callable[[], plain_marshal.Marshal] = partial(
-            plain_marshal.Marshal,
-            bootstrap_servers,
-            group_id=group_id,
-            client_id=client_id,
-            topic=topic,
-            heartbeat_interval_ms=heartbeat_interval_ms,
-            config=config,
-            watchdog=watchdog,
-            ordered_topics=ordered_topics,
-            max_bytes_shared_reads=max_bytes_shared_reads,
-            timeout=timeout,
-        )
+        self._make: Callable[[], plain_marshal.Marshal] = partial(plain_marshal.Marshal, *given, **named)
         self._calls = Calls()
         self._marshal: plain_marshal.Marshal | None = None
         self._is_stopped = False
 
     @classmethod
-    def on_cluster(
-        cls,
-        cluster: ports.Cluster,
-        *,
-        group_id: str,
-        client_id: str | None = None,
-        topic: str = DEFAULT_TOPIC,
-        heartbeat_interval_ms: int = plain_marshal.DEFAULT_HEARTBEAT_INTERVAL_MS,
-        ordered_topics: Sequence[str] = (),
-        max_bytes_shared_reads: int = DEFAULT_SHARED_BYTES,
-        timeout: float = START_TIMEOUT_S,
-    ) -> Self:
+    @_as(plain_marshal.Marshal.on_cluster)
+    def on_cluster(cls, *given: Any, **named: Any) -> Marshal:
         """A member on any implementation of the adapters' Cluster, such as the in-memory one."""
-        made = cls("", group_id=group_id)
-        made._make = partial(
-            plain_marshal.Marshal.on_cluster,
-            cluster,
-            group_id=group_id,
-            client_id=client_id,
-            topic=topic,
-            heartbeat_interval_ms=heartbeat_interval_ms,
-            ordered_topics=ordered_topics,
-            max_bytes_shared_reads=max_bytes_shared_reads,
-            timeout=timeout,
-        )
+        made = cls("", group_id="")
+        made._make = partial(plain_marshal.Marshal.on_cluster, *given, **named)
         return made
 
     async def __aenter__(self) -> Self:
@@ -155,7 +282,7 @@ class Marshal:
         topics: Sequence[str],
         *,
         shared_batches: Literal[True],
-        **settings: Unpack[ConsumerArguments[PartitionsCallback]],
+        **options: Unpack[ConsumerArguments[PartitionsCallback]],
     ) -> Consumer[ShareConsumer]: ...
     @overload
     def consumer(
@@ -163,80 +290,40 @@ class Marshal:
         topics: Sequence[str],
         *,
         shared_batches: bool = False,
-        **settings: Unpack[ConsumerArguments[PartitionsCallback]],
+        **options: Unpack[ConsumerArguments[PartitionsCallback]],
     ) -> Consumer[plain.Consumer]: ...
+    @takes(ConsumerArguments)
     def consumer(
         self,
         topics: Sequence[str],
         *,
-        delivery: Delivery = "at-least-once",
-        policy: Policy | None = None,
-        start: Start = "earliest",
-        batch_size: int = plain.DEFAULT_BATCH_SIZE,
-        handler_timeout: float | None = None,
-        revoke_timeout: float | None = None,
-        auto_done: bool = True,
-        claim_ahead: bool = False,
-        max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
-        position_lost: WhenStuck = "leave",
-        partition_stuck: WhenStuck = "leave",
-        transactions: bool = False,
-        transaction_timeout: float = TRANSACTION_TIMEOUT_S,
-        max_transactional_producers: int = MOST_TRANSACTIONAL_PRODUCERS,
         shared_batches: bool = False,
-        max_shares: int = MAX_SHARES,
-        on_assign: PartitionsCallback | None = None,
-        on_revoke: PartitionsCallback | None = None,
-        on_lost: PartitionsCallback | None = None,
-        config: Mapping[str, object] | None = None,
+        **options: Unpack[ConsumerArguments[PartitionsCallback]],
     ) -> Consumer[Any]:
         """As :meth:`kafka_marshal.Marshal.consumer`. Use it in ``async with``.
 
         Callbacks get the consumer of this module. They may be coroutine functions, which run in this loop.
         """
-        options = _options(locals())
-        return Consumer(self, self._calls, partial(self.sync.consumer, topics), options)
+        check_names("Marshal.consumer", ConsumerArguments, options)
+        make = partial(self.sync.consumer, topics, shared_batches=shared_batches)
+        return Consumer(self._calls, make, options)
 
-    def group_consumer(
-        self,
-        topics: Sequence[str],
-        *,
-        strategy: Strategy = "sticky",
-        session_timeout_ms: int = plain_marshal.DEFAULT_SESSION_TIMEOUT_MS,
-        delivery: Delivery = "at-least-once",
-        allow_key_share: bool = False,
-        start: Start = "earliest",
-        mirror_offsets: bool = False,
-        batch_size: int = plain.DEFAULT_BATCH_SIZE,
-        handler_timeout: float | None = None,
-        revoke_timeout: float | None = None,
-        auto_done: bool = True,
-        max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
-        position_lost: WhenStuck = "leave",
-        partition_stuck: WhenStuck = "leave",
-        transactions: bool = False,
-        transaction_timeout: float = TRANSACTION_TIMEOUT_S,
-        max_transactional_producers: int = MOST_TRANSACTIONAL_PRODUCERS,
-        checkpoints: CheckpointPolicy | None = None,
-        on_checkpoint: Callable[[Checkpoint], object] | None = None,
-        on_restore: Callable[[Restore], object] | None = None,
-        on_completed: Callable[[int], object] | None = None,
-        on_assign: PiecesCallback | None = None,
-        on_revoke: PiecesCallback | None = None,
-        on_lost: PiecesCallback | None = None,
-        config: Mapping[str, object] | None = None,
-    ) -> GroupConsumer:
+    @takes(GroupArguments)
+    def group_consumer(self, topics: Sequence[str], **options: Unpack[GroupArguments[PiecesCallback]]) -> GroupConsumer:
         """As :meth:`kafka_marshal.Marshal.group_consumer`, used as ``consumer`` is.
 
         If on_checkpoint is a coroutine function, its pieces continue when the coroutine ends. The member answers when a
         future or a task that it returns is done.
         """
-        options = _options(locals())
-        return GroupConsumer(self, self._calls, partial(self.sync.group_consumer, topics), options)
+        check_names("Marshal.group_consumer", GroupArguments, options)
+        return GroupConsumer(self._calls, partial(self.sync.group_consumer, topics), options)
 
-    def assign(self, partitions: Mapping[Key, Sequence[tuple[int, int]]], **options: Any) -> Consumer[plain.Consumer]:
+    @takes(AssignArguments)
+    def assign(
+        self, partitions: Mapping[Key, Sequence[Span]], **options: Unpack[AssignArguments[PartitionsCallback]]
+    ) -> Consumer[plain.Consumer]:
         """As :meth:`kafka_marshal.Marshal.assign`, used as ``consumer`` is; with the same arguments."""
-        return Consumer(self, self._calls, partial(self.sync.assign, partitions), options)
+        return Consumer(self._calls, partial(self.sync.assign, partitions), options)
 
     def stop(self) -> None:
         """Ask all loops to end. Safe in a signal handler; returns at once."""
@@ -263,16 +350,10 @@ class Marshal:
         return f"aio.{self._marshal!r}" if self._marshal is not None else "aio.Marshal(not open)"
 
 
-def _options(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call that have a default, by name."""
-    return {name: value for name, value in given.items() if name not in ("self", "topics")}
-
-
 class Consumer(Generic[C]):
     """:class:`kafka_marshal.Consumer` for an event loop. Made by :meth:`Marshal.consumer`."""
 
-    def __init__(self, marshal: Marshal, calls: Calls, make: Callable[..., C], options: Mapping[str, Any]) -> None:
-        self._marshal = marshal
+    def __init__(self, calls: Calls, make: Callable[..., C], options: Mapping[str, Any]) -> None:
         self._calls = calls
         self._make = make
         self._options = options
@@ -284,7 +365,7 @@ class Consumer(Generic[C]):
         loop = asyncio.get_running_loop()
         options = dict(self._options)
         for name, value in self._options.items():
-            if name in ("on_assign", "on_revoke", "on_lost") and value:
+            if name in CALLBACKS and value:
                 options[name] = self._callback(loop, value)
             elif name in TAKES and value:
                 if not inspect.iscoroutinefunction(value):
@@ -417,19 +498,13 @@ class Consumer(Generic[C]):
     async def run(
         self, handle: Callable[[T], object], *, deserialize: Callable[[Message], T], **settings: Unpack[RunSettings]
     ) -> None: ...
+    @takes(RunSettings, RUN)
     async def run(
         self,
         handle: Handler,
         *,
-        concurrency: int = 16,
-        order: Order = "key",
-        retry: Retry | None = plain.DEFAULT_RETRY,
-        dead_letters: str | None = None,
-        drain_timeout: float = plain.DRAIN_TIMEOUT_S,
-        hooks: Sequence[Hooks] = (),
         deserialize: Callable[[Message], Any] | None = None,
-        transactions: bool = False,
-        park: bool = False,
+        **settings: Unpack[RunSettings],
     ) -> None:
         """As :meth:`kafka_marshal.Consumer.run`; a coroutine function runs in this loop, a function in threads.
 
@@ -437,19 +512,7 @@ class Consumer(Generic[C]):
         ``drain_timeout``.
         """
         consumer = self.sync
-        options = RunOptions.checked(
-            consumer._options,
-            handle,
-            concurrency,
-            order,
-            retry,
-            dead_letters,
-            drain_timeout,
-            hooks,
-            deserialize,
-            transactions,
-            park,
-        )
+        options = RunOptions.checked(consumer._options, handle, deserialize, settings)
         consumer._begin(None)
         call, loop = Call(), asyncio.get_running_loop()
         running = asyncio.ensure_future(awaited(consumer._driver.servants, carry_out, consumer, options, call, loop))

@@ -59,9 +59,6 @@ STOPPED_S = 0.1
 #: During such a wait, this often (s) it is checked whether the caller is still there.
 STOPPED_SLICE_S = 0.2
 
-S = TypeVar("S")
-C = TypeVar("C", bound="AnyConsumer[Any]")
-
 _NUMBERS = (float, int)
 
 
@@ -91,6 +88,10 @@ def _partition(piece: Piece, callback: Callback) -> TopicPartition:
     return TopicPartition(*piece.key, piece.position, piece.token)
 
 
+S = TypeVar("S")
+C = TypeVar("C", bound="AnyConsumer[Any]")
+
+
 class ShowsCommitted:
     """The part of a consumer that shows what the log has as done of a partition."""
 
@@ -98,6 +99,15 @@ class ShowsCommitted:
 
     _driver: Driver
     _engine: ConsumerEngine
+
+    def _look(self, found: Callable[[float], T]) -> T:
+        """What a function of the time (own clock, ms) finds in the engine, under the lock."""
+
+        def look() -> T:
+            with self._driver.locked(step=False):
+                return found(self._driver.now_ms())
+
+        return self._driver.call(look)
 
     @overload
     def committed(
@@ -117,28 +127,20 @@ class ShowsCommitted:
         """
         keys = arguments.partitions("partitions", partitions)
         if arguments.a_flag("ranges", ranges):
-            return self._driver.call(self._progress_of, keys)
-        return self._driver.call(self._committed_of, keys)
+            return self._look(lambda now: [self._progress_of(key) for key in keys])
+        return self._look(lambda now: [self._committed_of(key) for key in keys])
 
-    def _committed_of(self, keys: Sequence[Key]) -> list[TopicPartition]:
-        found = []
-        with self._driver.locked(step=False):
-            for key in keys:
-                done = self._engine.source.view.progress(key)
-                offset = -1 if done is None else first_open(done.stable + 1, self._engine.source.view.open(key))
-                found.append(TopicPartition(*key, offset, self._epoch_of(key)))
-        return found
+    def _committed_of(self, key: Key) -> TopicPartition:
+        done = self._engine.source.view.progress(key)
+        offset = -1 if done is None else first_open(done.stable + 1, self._engine.source.view.open(key))
+        return TopicPartition(*key, offset, self._epoch_of(key))
 
     def _epoch_of(self, key: Key) -> int:
         """The token under which this member works on it now; −1: it does not."""
         assignment = self._engine.assignments.get(key)
         return -1 if assignment is None or assignment.over else assignment.epoch
 
-    def _progress_of(self, keys: Sequence[Key]) -> list[Progress]:
-        with self._driver.locked(step=False):
-            return [self._shown(key) for key in keys]
-
-    def _shown(self, key: Key) -> Progress:
+    def _progress_of(self, key: Key) -> Progress:
         done = self._engine.source.view.whole_progress(key)
         if done is None:
             return Progress(-1, None, (), ())
@@ -288,35 +290,32 @@ class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Generic[S]):
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions this consumer works on, sorted."""
-
-        def ask() -> list[TopicPartition]:
-            with self._driver.locked(step=False):
-                found = [x for x in self._engine.assignments.values() if x.shown and not x.over]
-                return sorted(TopicPartition(*x.key, x.position, x.epoch) for x in found)
-
-        return self._driver.call(ask)
+        found = self._engine.assignments
+        return self._look(
+            lambda now: sorted(
+                TopicPartition(*x.key, x.position, x.epoch) for x in found.values() if x.shown and not x.over
+            )
+        )
 
     @property
     def ignored_done(self) -> int:
         """How many messages or ranges were reported done after their lease ended, or twice; they committed nothing."""
 
-        def ask() -> int:
-            with self._driver.locked(step=False):
-                self._drain()  # reports that came after close()
-                return sum(self._engine.delivery.ignored_done.values()) + self._done_after_close
+        def count(_: float) -> int:
+            self._drain()  # reports that came after close()
+            return sum(self._engine.delivery.ignored_done.values()) + self._done_after_close
 
-        return self._driver.call(ask)
+        return self._look(count)
 
     @property
     def unprocessed(self) -> list[tuple[str, int, int, int]]:
         """At most once: what was granted and never delivered, as (topic, partition, first, last offset)."""
 
-        def ask() -> list[tuple[str, int, int, int]]:
-            with self._driver.locked(step=False):
-                self._driver.engine.take(self._engine.number, self._engine.delivery.grants.decide, False)
-                return list(self._engine.delivery.grants.unprocessed)
+        def decide(_: float) -> list[tuple[str, int, int, int]]:
+            self._driver.engine.take(self._engine.number, self._engine.delivery.grants.decide, False)
+            return list(self._engine.delivery.grants.unprocessed)
 
-        return self._driver.call(ask)
+        return self._look(decide)
 
     @property
     def gaps(self) -> list[tuple[str, int, int, int]]:

@@ -17,7 +17,7 @@ from shlex import quote
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from kafka_marshal import arguments
-from kafka_marshal.checkpoints import Checkpoint, CheckpointPiece, CheckpointPolicy, Restore, RestorePiece
+from kafka_marshal.checkpoints import Checkpoint, CheckpointPiece, Restore, RestorePiece
 from kafka_marshal.client.base import AnyConsumer
 from kafka_marshal.client.closing import calling
 from kafka_marshal.engine.effects import Note, RestoreState, SaveState
@@ -26,7 +26,6 @@ from kafka_marshal.engine.groups.checkpoints.member import MemberCheckpoints
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.inputs import Ts
 from kafka_marshal.engine.plane import Checkpointing
-from kafka_marshal.engine.settings import CheckpointOptions, ConsumerSettings
 from kafka_marshal.errors import ClosedError, ConfigurationError, StaleEpochError, StateError, StateMissingError
 from kafka_marshal.guard import report
 from kafka_marshal.logs import Event, log
@@ -213,19 +212,7 @@ def _dropped() -> ClosedError:
     return ClosedError("close() does not wait for this callback any longer")
 
 
-__all__ = [
-    "TAKES",
-    "CheckpointingMember",
-    "Checkpoints",
-    "KeptCheckpoint",
-    "check_with_checkpoints",
-    "checked_checkpoints",
-]
-
 T = TypeVar("T")
-
-#: Callback → its argument, for people.
-TAKES: Final[Mapping[str, str]] = {"on_checkpoint": "checkpoint", "on_restore": "restore", "on_completed": "id"}
 
 #: By their numbers in the log (X1).
 _KINDS: Final = ("passing", "periodic", "pinned")
@@ -261,61 +248,6 @@ class Checkpoints:
 _NONE = Checkpoints("SUBSCRIBED", None, (), 0.0, 0.0)
 
 
-def checked_checkpoints(
-    policy: CheckpointPolicy | None, callbacks: Mapping[str, Any], *, ranges: bool = False
-) -> CheckpointOptions | None:
-    """How a member takes checkpoints; None: not at all. Raises ConfigurationError for what can't work.
-
-    ranges: it takes ranges of offsets, and a cut waits for their end for as long as the barrier allows.
-    """
-    given = {name: callback for name, callback in callbacks.items() if callback is not None}
-    for name, callback in given.items():
-        arguments.a_function(name, callback, TAKES[name])
-    if policy is None:
-        if given:
-            raise ConfigurationError(
-                f"{' and '.join(given)} would never be called: this consumer takes no checkpoints. Nothing was "
-                "claimed. Add checkpoints=CheckpointPolicy()"
-            )
-        return None
-    arguments.an_instance("checkpoints", policy, CheckpointPolicy, "a CheckpointPolicy, such as CheckpointPolicy()")
-    if "on_checkpoint" in given and "on_restore" not in given:
-        log(
-            logging.WARNING,
-            "no_restore",
-            "on_checkpoint saves state that nothing takes up: this consumer has no on_restore. After a hand-over, a "
-            "loss or a rollback it continues at the checkpoint's position with whatever state is in memory then",
-        )
-    return CheckpointOptions(
-        every_ms=None if policy.every is None else policy.every * 1000,
-        keep=policy.keep,
-        drain_ms=(policy.timeout if ranges else policy.drain) * 1000,
-        timeout_ms=round(policy.timeout * 1000),
-        hold=policy.hold,
-        save_all=policy.save == "all",
-        adopt=policy.adopt,
-        has_callback="on_checkpoint" in given,
-    )
-
-
-def check_with_checkpoints(settings: ConsumerSettings) -> None:
-    """Raises ConfigurationError for options that contradict checkpoints (X11, X20)."""
-    if settings.group is None or settings.group.checkpoints is None:
-        return
-    if settings.at_most_once:
-        raise ConfigurationError(
-            "checkpoints are for delivery='at-least-once', which is the default: with state that goes back with the "
-            "position each message counts once. At most once, progress moves before a message is handled, so no state "
-            "would fit it. Nothing was claimed. Leave out delivery='at-most-once'"
-        )
-    if settings.transactions:
-        raise ConfigurationError(
-            "a group takes checkpoints or processes in transactions, not both: Kafka's offset moves with each "
-            "transaction, and can't go back with a loss. Nothing was claimed. For state: checkpoints= alone. For "
-            "output to Kafka, once for read_committed readers: transactions=True alone"
-        )
-
-
 class CheckpointingMember(AnyConsumer[Any]):
     """The part of a member that takes checkpoints, whatever it delivers."""
 
@@ -325,13 +257,6 @@ class CheckpointingMember(AnyConsumer[Any]):
     @property
     def _member(self) -> GroupClient:
         return cast("GroupClient", self._engine.source)
-
-    def _look(self, found: Callable[[float], T]) -> T:
-        def look() -> T:
-            with self._driver.locked(step=False):
-                return found(self._driver.now_ms())
-
-        return self._driver.call(look)
 
     # The program's calls.
 

@@ -18,12 +18,12 @@ from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.base import check_partitions
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.fetching import FetchingConsumer
-from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions, RunSettings
+from kafka_marshal.client.handling import RUN, Handler, RunOptions, RunSettings
+from kafka_marshal.client.options import takes
 from kafka_marshal.client.parallel import carry_out, finish
 from kafka_marshal.client.transaction import Transaction
 from kafka_marshal.client.tries import Call
 from kafka_marshal.engine.work.assignment import Run
-from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.engine.work.run import ALL, Taken
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.node.engine_lock import under_lock
@@ -31,17 +31,10 @@ from kafka_marshal.node.serving import LOOK_S, Answer, EndedError, LateError
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.types import Key, TopicPartition
 
-DEFAULT_BATCH_SIZE = 1_000
-
 #: At most once: if CLOCK_STRIDE messages in a row took less than CLOCK_STRIDE_MS in total, the next as many share one
 #: check of the clock. (They are granted: if the process is stopped among them, no other member ever gets them.)
 CLOCK_STRIDE = 8
 CLOCK_STRIDE_MS = 1.0
-
-#: How long ``run`` waits at its end for handlers that have begun (s).
-DRAIN_TIMEOUT_S = 30.0
-
-DEFAULT_RETRY = Retry()
 
 T = TypeVar("T")
 
@@ -401,19 +394,13 @@ class Consumer(FetchingConsumer["Consumer"]):
     def run(
         self, handle: Callable[[T], object], *, deserialize: Callable[[Message], T], **settings: Unpack[RunSettings]
     ) -> None: ...
+    @takes(RunSettings, RUN)
     def run(
         self,
         handle: Handler,
         *,
-        concurrency: int = 16,
-        order: Order = "key",
-        retry: Retry | None = DEFAULT_RETRY,
-        dead_letters: str | None = None,
-        drain_timeout: float = DRAIN_TIMEOUT_S,
-        hooks: Sequence[Hooks] = (),
         deserialize: Callable[[Message], Any] | None = None,
-        transactions: bool = False,
-        park: bool = False,
+        **settings: Unpack[RunSettings],
     ) -> None:
         """Call handle(message) for each message, many at a time, until ``stop()``; each is done when it returns.
 
@@ -449,19 +436,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         Raises what ended the run: a handler's last exception, or one that is no Exception (SystemExit …). Raises
         ConfigurationError for ``delivery="at-most-once"``.
         """
-        options = RunOptions.checked(
-            self._options,
-            handle,
-            concurrency,
-            order,
-            retry,
-            dead_letters,
-            drain_timeout,
-            hooks,
-            deserialize,
-            transactions,
-            park,
-        )
+        options = RunOptions.checked(self._options, handle, deserialize, settings)
         self._begin(None)
         call = Call()
         try:

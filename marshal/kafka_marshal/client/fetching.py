@@ -487,19 +487,13 @@ SAID_AT_ONCE = 10_000
 class FetchingConsumer(AnyConsumer[S]):
     """The part of a consumer that runs on our own threads."""
 
-    def __init__(
-        self,
-        marshal: Host,
-        driver: Driver,
-        options: ConsumerOptions,
-        config: Mapping[str, object],
-    ) -> None:
+    def __init__(self, marshal: Host, driver: Driver, options: ConsumerOptions) -> None:
         self._shared_bytes = marshal.max_bytes_shared_reads if options.settings.shares_keys else 0
-        self._fetcher = Fetcher(self, driver, config)
+        self._fetcher = Fetcher(self, driver, options.config)
         #: Its transactional producers; None: it does not process in transactions.
         self._transactions: Transactions | None = None
         if options.transactions is not None:
-            self._transactions = Transactions(driver, options.transactions, config)
+            self._transactions = Transactions(driver, options.transactions, options.config)
         #: Partitions whose messages may be reported as done one by one: in transactions, none.
         self._handed_out_of: Collection[Key] = self._fetcher.ever_fetched if self._transactions is None else ()
         self._undone = Undone()

@@ -62,12 +62,17 @@ class GroupMember(CheckpointingMember):
     _named: ClassVar[staticmethod[[effects.Piece, effects.Callback], Any]] = staticmethod(_piece)
     _share_said = False
 
-    def _join_in(self, driver: Driver, options: ConsumerOptions) -> None:
+    def __init__(self, marshal: Host, driver: Driver, options: ConsumerOptions) -> None:
         """Follow the log from before this member is made."""
         self._driver = driver
         self._state_calls = StateCalls(driver, self, options.state_callbacks)
         with driver.condition:
             driver.listeners.append(self._applied)
+        try:
+            super().__init__(marshal, driver, options)
+        except BaseException:
+            self._listen_no_more()
+            raise
 
     def _freed(self) -> None:
         self._listen_no_more()
@@ -180,22 +185,10 @@ PiecesCallback = Callable[["GroupConsumer", list[Piece]], object]
 class GroupConsumer(GroupMember, Consumer):
     """A member of a coordinated group, with all methods of a Consumer. Made by :meth:`Marshal.group_consumer`."""
 
-    def __init__(
-        self,
-        marshal: Host,
-        driver: Driver,
-        options: ConsumerOptions,
-        config: Mapping[str, object],
-        mirror_offsets: bool = False,
-    ) -> None:
+    def __init__(self, marshal: Host, driver: Driver, options: ConsumerOptions) -> None:
         self._offset_mirror: OffsetMirror | None = None
-        self._join_in(driver, options)
-        try:
-            super().__init__(marshal, driver, options, config)
-        except BaseException:
-            self._listen_no_more()
-            raise
-        if mirror_offsets:
+        super().__init__(marshal, driver, options)
+        if options.mirror_offsets:
             self._offset_mirror = OffsetMirror(driver, self._member.member, self._engine)
             self._leaving.before, self._leaving.after = self._offset_mirror.before_release, self._offset_mirror.last
 

@@ -16,7 +16,7 @@ from typing import Any, TypedDict, get_args
 from kafka_marshal import arguments, errors
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.attempt import Attempt
-from kafka_marshal.client.options import ConsumerOptions
+from kafka_marshal.client.options import ConsumerOptions, check_names
 from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.topic_names import is_topic_name
@@ -173,6 +173,25 @@ class RunSettings(TypedDict, total=False):
     park: bool
 
 
+#: How long ``run`` waits at its end for handlers that have begun (s).
+DRAIN_TIMEOUT_S = 30.0
+
+#: The default of each.
+RUN: RunSettings = {
+    "concurrency": 16,
+    "order": "key",
+    "retry": Retry(),
+    "dead_letters": None,
+    "drain_timeout": DRAIN_TIMEOUT_S,
+    "hooks": (),
+    "transactions": False,
+    "park": False,
+}
+
+#: Members that share partitions by batches keep no other.
+_ORDER_OF_SHARES: RunSettings = {"order": "none"}
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """The options of ``run``, checked."""
@@ -197,17 +216,11 @@ class RunOptions:
         cls,
         consumer: ConsumerOptions,
         handle: Handler,
-        concurrency: int,
-        order: str,
-        retry: Retry | None,
-        dead_letters: str | None,
-        drain_timeout: float,
-        hooks: Sequence[Hooks],
         deserialize: Callable[[Message], Any] | None,
-        transactions: bool,
-        park: bool,
+        given: RunSettings,
     ) -> RunOptions:
         """Raises ConfigurationError for options that can't work."""
+        check_names("Consumer.run", RunSettings, given)
         if consumer.settings.at_most_once:
             raise ConfigurationError(
                 "run(…) is for delivery='at-least-once': it tries again what failed, and reports each message by "
@@ -216,7 +229,10 @@ class RunOptions:
             )
         if not is_async(handle):
             arguments.a_function("handle", handle, "message")
-        concurrency = arguments.a_whole("concurrency", concurrency, 1, MOST_TASKS if is_async(handle) else MOST_THREADS)
+        found: RunSettings = {**RUN, **(_ORDER_OF_SHARES if consumer.settings.sharing is not None else {}), **given}
+        most = MOST_TASKS if is_async(handle) else MOST_THREADS
+        concurrency = arguments.a_whole("concurrency", found["concurrency"], 1, most)
+        order, retry, dead_letters, hooks = found["order"], found["retry"], found["dead_letters"], found["hooks"]
         arguments.one_of("order", order, get_args(Order))
         if retry is not None:
             arguments.an_instance("retry", retry, Retry, "a Retry(…), or None: the first failure is final")
@@ -227,21 +243,23 @@ class RunOptions:
                 f"dead_letters={dead_letters!r} is a topic that this consumer reads: its dead letters would come back "
                 "to it for ever. Nothing was handed out. Name another topic"
             )
-        drain_timeout = arguments.seconds("drain_timeout", drain_timeout)
+        drain_timeout = arguments.seconds("drain_timeout", found["drain_timeout"])
         if isinstance(hooks, Hooks):
             hooks = [hooks]
         for each in arguments.several("hooks", hooks, "a list of Hooks"):
             arguments.an_instance("hooks", each, Hooks, "a list of Hooks")
         if deserialize is not None:
             arguments.a_function("deserialize", deserialize, "message")
-        _check_transactions(consumer, arguments.a_flag("transactions", transactions))
+        transactions = arguments.a_flag("transactions", found["transactions"])
+        _check_transactions(consumer, transactions)
         made, hooked = retry or ONCE, tuple(hooks)
-        arguments.a_flag("park", park)
+        park = arguments.a_flag("park", found["park"])
         if consumer.settings.sharing is not None:
             _check_shared(order, made, at_most_once=consumer.settings.sharing.at_most_once)
         check_park(consumer, made, park=park, dead_letters=dead_letters)
-        about = (handle, concurrency, order, made, dead_letters, drain_timeout, hooked, deserialize, transactions, park)
-        return cls(*about)  # type: ignore[arg-type]
+        return cls(
+            handle, concurrency, order, made, dead_letters, drain_timeout, hooked, deserialize, transactions, park
+        )
 
     @property
     def is_durable(self) -> bool:

@@ -4,42 +4,57 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, Unpack, overload
 from weakref import ref
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.opening import open_cluster
-from kafka_marshal.checkpoints import Checkpoint, CheckpointPolicy, Restore
-from kafka_marshal.client.assigning import Assigning, check_order
 from kafka_marshal.client.base import AnyConsumer, take_handle
-from kafka_marshal.client.checkpointing import check_with_checkpoints, checked_checkpoints
-from kafka_marshal.client.closing import CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S, EXIT_TIMEOUT_S, calling, close_if_dropped
-from kafka_marshal.client.consumer import DEFAULT_BATCH_SIZE, Consumer, PartitionsCallback
-from kafka_marshal.client.ending import Ending, Opened
+from kafka_marshal.client.closing import (
+    CLOSE_TIMEOUT_S,
+    DEFAULT_TIMEOUT_S,
+    EXIT_TIMEOUT_S,
+    Limit,
+    calling,
+    carry_out,
+    close_if_dropped,
+    cut_off,
+    end_all,
+    late_text,
+)
+from kafka_marshal.client.consumer import Consumer, PartitionsCallback
 from kafka_marshal.client.group_consumer import GroupConsumer, PiecesCallback
 from kafka_marshal.client.handling import Hooks
 from kafka_marshal.client.health import Health
+from kafka_marshal.client.lease import Lease, serve_claim
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.options import (
-    DEFAULT_BYTES_IN_FLIGHT,
-    MOST_TRANSACTIONAL_PRODUCERS,
-    TRANSACTION_TIMEOUT_S,
+    AssignArguments,
+    ConsumerArguments,
     ConsumerOptions,
+    GroupArguments,
+    GroupRangesArguments,
+    RangesArguments,
     check_log_name,
-    checked_group,
+    check_order,
+    checked,
     checked_isolation,
+    checked_of_keys,
+    checked_ranges,
+    checked_sharing,
     checked_topics,
-    checked_transactions,
+    takes,
 )
 from kafka_marshal.client.ranges import GroupRangeConsumer, PiecesOfRangesCallback, RangeConsumer, RangesCallback
-from kafka_marshal.client.shared import ConsumerArguments, ShareConsumer, checked_sharing
+from kafka_marshal.client.shared import AssignedConsumer, ShareConsumer
 from kafka_marshal.client.shared_reads import DEFAULT_SHARED_BYTES
 from kafka_marshal.client.view import WorldView
-from kafka_marshal.engine.policies import Policy
-from kafka_marshal.engine.settings import MAX_SHARES, EngineSettings
-from kafka_marshal.errors import ClosedError, ConfigurationError, SnapshotDifferenceError
+from kafka_marshal.engine.key_share import Span
+from kafka_marshal.engine.settings import EngineSettings
+from kafka_marshal.errors import ClosedError, SnapshotDifferenceError
 from kafka_marshal.logs import Event
 from kafka_marshal.metrics.measure import Meter
 from kafka_marshal.metrics.rows import Metrics
@@ -55,13 +70,138 @@ from kafka_marshal.node.coordination_topic import log_name
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.serving import Answer, Servants
 from kafka_marshal.ports import Cluster
+from kafka_marshal.runtime import Runtime
 from kafka_marshal.topic_names import DEFAULT_TOPIC
-from kafka_marshal.types import Delivery, Start, Strategy, WhenStuck
+from kafka_marshal.types import Key
 from kafka_marshal.watchdog import Watchdog
 from kafka_marshal.watchdog.parent import producer_properties
 
 if TYPE_CHECKING:
     from kafka_marshal.metrics.server import MetricsServer
+
+
+class Opened(NamedTuple):
+    """What a Marshal has open."""
+
+    driver: Driver
+    watchdog: Watchdog | None
+    world: WorldView
+    meter: Meter
+
+    def undo(self) -> None:
+        """End it again: it did not reach the caller."""
+        self.driver.shut_down()
+        if self.watchdog is not None:
+            self.watchdog.close()
+
+
+class Ending:
+    """The end of one Marshal: it happens once, however often it is asked for."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._limit = Limit(runtime)
+        self._lock = runtime.lock()
+        self._has_ended = False
+        #: All consumers ever made, closed ones included.
+        self.consumers: list[AnyConsumer[Any]] = []
+        #: Closed last: they answer until the end.
+        self.servers: list[MetricsServer] = []
+
+    def stop_all(self) -> None:
+        """Ask all loops to end (any thread, and a signal's handler)."""
+        for consumer in self.consumers:
+            consumer.stop()
+
+    def run(self, driver: Driver, watchdog: Watchdog | None, release: bool, timeout: float | None) -> None:
+        """End everything (*blocking*), on one of our threads; a warning names what takes longer than timeout."""
+        self._limit.lower(timeout)
+        in_callback = calling.get() is not None
+        carry_out(
+            driver,
+            lambda: self._carry_out(driver, watchdog, release, in_callback),
+            timeout,
+            lambda: _cut_off(driver, timeout),
+        )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it ends, or has ended (any thread, without a lock)."""
+        return self._has_ended
+
+    def end_dropped(self, driver: Driver, watchdog: Watchdog | None) -> None:
+        """End everything: nothing refers to the Marshal any more (*blocking*; on one of our threads)."""
+        self._limit.lower(DEFAULT_TIMEOUT_S)
+        self._carry_out(driver, watchdog, True, False)
+
+    def _carry_out(self, driver: Driver, watchdog: Watchdog | None, release: bool, in_callback: bool) -> None:
+        with driver.condition:
+            driver.condition.notify_all()  # threads that wait may have a shorter limit now
+        with self._lock:
+            if self._has_ended:
+                return
+            self._has_ended = True
+            try:
+                if release:
+                    self._release_all(driver, in_callback)
+                else:
+                    _call_off(watchdog)  # it would release what must be kept
+                    for consumer in self.consumers:
+                        consumer._leaving.abandon()
+                    with driver.locked() as engine:
+                        engine.take(None, engine.last_words, driver.now_ms())
+                driver.flush(CLOSE_TIMEOUT_S)
+                if release and self._release_unseen(driver):
+                    driver.flush(CLOSE_TIMEOUT_S)
+                for consumer in self.consumers:
+                    consumer._leaving.await_answers()
+            finally:
+                for consumer in self.consumers:
+                    consumer._free()
+                how = "left" if release else "left without releasing; a restart takes its partitions over"
+                driver.say(Event.LEFT, how)
+                driver.shut_down()
+                _call_off(watchdog)
+                for server in self.servers:
+                    server.close()
+
+    @staticmethod
+    def _release_unseen(driver: Driver) -> bool:
+        """Release what the log may grant after this: no heartbeat follows that would. Whether there was any."""
+        with driver.locked() as engine:
+            return engine.failure is None and bool(engine.take(None, engine.release_unseen, driver.now_ms()))
+
+    def _release_all(self, driver: Driver, in_callback: bool) -> None:
+        consumers = [consumer for consumer in self.consumers if not consumer._closed]
+        for consumer in consumers:
+            consumer._limit.join(self._limit)
+        for consumer in consumers if not in_callback else ():
+            consumer._leaving.end_work(consumer._limit)
+        for consumer in consumers:
+            consumer._leaving.identify()
+        with driver.locked() as engine:
+            for consumer in consumers:
+                consumer._leaving.begin(consumer._limit, in_callback)
+            manual = list(engine.leases.manual.values())
+            for lease in manual:
+                engine.take(None, lease.release, None, driver.now_ms())
+        end_all(driver, consumers, in_callback, manual, for_good=True)
+        for consumer in consumers:
+            consumer._leaving.end(consumer._limit)
+
+
+def _cut_off(driver: Driver, timeout: float | None) -> str:
+    """The end is late: stop heartbeats and all waiting calls, leave the rest to the background; returns a text."""
+    text = late_text(driver, "close() of a Marshal", timeout)
+    cut_off(driver)
+    return (
+        f"{text} It goes on in the background, and no heartbeat is sent any more: leases that are not released end "
+        "after two heartbeat intervals, and what was not reported as done is repeated by others"
+    )
+
+
+def _call_off(watchdog: Watchdog | None) -> None:
+    if watchdog is not None:
+        watchdog.close()
 
 
 class Watched:
@@ -115,15 +255,23 @@ class Watched:
         return tuple(self._meter.driver.upkeep.snapshots.alarms)
 
 
+class Sharing:
+    """The part of a Marshal that says what it shares, and what never."""
+
+    def _share(self, ordered_topics: object, max_bytes: object) -> None:
+        names = arguments.several("ordered_topics", ordered_topics, "a list of topics")
+        #: No partition of these is shared.
+        self._ordered = frozenset(arguments.text("ordered_topics", name, "a list of topics") for name in names)
+        #: How much is kept for other members of this process that read the same (U13).
+        self.max_bytes_shared_reads: int = arguments.a_whole("max_bytes_shared_reads", max_bytes, 0)
+
+
 M = TypeVar("M", bound=AnyConsumer[Any])
 
 DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
 
-#: A little longer than two heartbeat intervals of a lease: after a death, its member's partitions move.
-DEFAULT_SESSION_TIMEOUT_MS = 10_000
 
-
-class Marshal(Watched, Assigning, OneProcess, WithBlock):
+class Marshal(Watched, Sharing, OneProcess, WithBlock):
     """One member of a group: claims partitions through the log, and keeps them with heartbeats.
 
     ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``client_id`` names this member, unique in the
@@ -175,8 +323,7 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
         self.bootstrap_servers = bootstrap_servers
         self.config: Mapping[str, object] = arguments.a_mapping("config", config)
         arguments.a_flag("watchdog", watchdog)
-        self._keep_order(ordered_topics)
-        self._share_reads(max_bytes_shared_reads)
+        self._share(ordered_topics, max_bytes_shared_reads)
         self._name(group_id, client_id, topic, heartbeat_interval_ms, timeout)
         check_threads()
         self._start(open_cluster(bootstrap_servers, self.config), watchdog=watchdog)
@@ -200,8 +347,7 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
         marshal = cls.__new__(cls)
         marshal.bootstrap_servers = ""
         marshal.config = {}
-        marshal._keep_order(ordered_topics)
-        marshal._share_reads(max_bytes_shared_reads)
+        marshal._share(ordered_topics, max_bytes_shared_reads)
         marshal._name(group_id, client_id, topic, heartbeat_interval_ms, timeout)
         marshal._start(cluster); return marshal  # fmt: skip  # noqa: E702 - one line: nothing may come in between
 
@@ -298,7 +444,7 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
         topics: Sequence[str],
         *,
         shared_batches: Literal[True],
-        **settings: Unpack[ConsumerArguments[PartitionsCallback]],
+        **options: Unpack[ConsumerArguments[PartitionsCallback]],
     ) -> ShareConsumer: ...
     @overload
     def consumer(
@@ -306,32 +452,15 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
         topics: Sequence[str],
         *,
         shared_batches: bool = False,
-        **settings: Unpack[ConsumerArguments[PartitionsCallback]],
+        **options: Unpack[ConsumerArguments[PartitionsCallback]],
     ) -> Consumer: ...
+    @takes(ConsumerArguments)
     def consumer(
         self,
         topics: Sequence[str],
         *,
-        delivery: Delivery = "at-least-once",
-        policy: Policy | None = None,
-        start: Start = "earliest",
-        batch_size: int = DEFAULT_BATCH_SIZE,
-        handler_timeout: float | None = None,
-        revoke_timeout: float | None = None,
-        auto_done: bool = True,
-        claim_ahead: bool = False,
-        max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
-        position_lost: WhenStuck = "leave",
-        partition_stuck: WhenStuck = "leave",
-        transactions: bool = False,
-        transaction_timeout: float = TRANSACTION_TIMEOUT_S,
-        max_transactional_producers: int = MOST_TRANSACTIONAL_PRODUCERS,
         shared_batches: bool = False,
-        max_shares: int = MAX_SHARES,
-        on_assign: PartitionsCallback | None = None,
-        on_revoke: PartitionsCallback | None = None,
-        on_lost: PartitionsCallback | None = None,
-        config: Mapping[str, object] | None = None,
+        **options: Unpack[ConsumerArguments[PartitionsCallback]],
     ) -> Consumer:
         """A consumer that claims partitions of these topics as its policy decides, and delivers their messages.
 
@@ -362,60 +491,14 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
         is logged. If the reason for the release (a pause) ends before it, the partition stays: ``on_assign`` follows
         ``on_revoke``. ``config``: librdkafka properties for the fetching consumer.
         """
-        options = ConsumerOptions.checked(
-            checked_topics(topics, self.topic),
-            delivery=delivery,
-            policy=policy,
-            start=start,
-            batch_size=batch_size,
-            handler_timeout=handler_timeout,
-            revoke_timeout=revoke_timeout,
-            auto_done=auto_done,
-            claim_ahead=claim_ahead,
-            max_bytes_in_flight=max_bytes_in_flight,
-            position_lost=position_lost,
-            partition_stuck=partition_stuck,
-            transactions=checked_transactions(
-                transactions, transaction_timeout, max_transactional_producers, self.group_id
-            ),
-            callbacks={"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost},
-        )
-        settings = arguments.a_mapping("config", config)
+        found = self._checked("consumer", ConsumerArguments, topics, options)
         if not arguments.a_flag("shared_batches", shared_batches):
-            return self._made(lambda: Consumer(self, self._driver, options, settings))
+            return self._made(Consumer, found)
         check_order(self._ordered, topics, "shared_batches=True")
-        shared = checked_sharing(options, policy, max_shares)
-        return self._made(lambda: ShareConsumer(self, self._driver, shared, settings))
+        return self._made(ShareConsumer, checked_sharing(found, options))
 
-    def group_consumer(
-        self,
-        topics: Sequence[str],
-        *,
-        strategy: Strategy = "sticky",
-        session_timeout_ms: int = DEFAULT_SESSION_TIMEOUT_MS,
-        delivery: Delivery = "at-least-once",
-        allow_key_share: bool = False,
-        start: Start = "earliest",
-        mirror_offsets: bool = False,
-        batch_size: int = DEFAULT_BATCH_SIZE,
-        handler_timeout: float | None = None,
-        revoke_timeout: float | None = None,
-        auto_done: bool = True,
-        max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
-        position_lost: WhenStuck = "leave",
-        partition_stuck: WhenStuck = "leave",
-        transactions: bool = False,
-        transaction_timeout: float = TRANSACTION_TIMEOUT_S,
-        max_transactional_producers: int = MOST_TRANSACTIONAL_PRODUCERS,
-        checkpoints: CheckpointPolicy | None = None,
-        on_checkpoint: Callable[[Checkpoint], object] | None = None,
-        on_restore: Callable[[Restore], object] | None = None,
-        on_completed: Callable[[int], object] | None = None,
-        on_assign: PiecesCallback | None = None,
-        on_revoke: PiecesCallback | None = None,
-        on_lost: PiecesCallback | None = None,
-        config: Mapping[str, object] | None = None,
-    ) -> GroupConsumer:
+    @takes(GroupArguments)
+    def group_consumer(self, topics: Sequence[str], **options: Unpack[GroupArguments[PiecesCallback]]) -> GroupConsumer:
         """A member of a coordinated group: the group assigns partitions, and moves as few as possible.
 
         ``strategy``: ``"sticky"``, ``"range"`` or ``"roundrobin"``, the same for all members. ``session_timeout_ms``:
@@ -435,53 +518,13 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
         group refuses this member (another strategy, a claimed group, a session that is too long …), its next call
         raises a GroupError.
         """
-        state_callbacks = {"on_checkpoint": on_checkpoint, "on_restore": on_restore, "on_completed": on_completed}
-        takes = checked_checkpoints(checkpoints, state_callbacks)
-        options = ConsumerOptions.checked(
-            checked_topics(topics, self.topic),
-            delivery=delivery,
-            start=start,
-            batch_size=batch_size,
-            handler_timeout=handler_timeout,
-            revoke_timeout=revoke_timeout,
-            auto_done=auto_done,
-            max_bytes_in_flight=max_bytes_in_flight,
-            position_lost=position_lost,
-            partition_stuck=partition_stuck,
-            group=checked_group(strategy, session_timeout_ms, allow_key_share, takes),
-            transactions=checked_transactions(
-                transactions, transaction_timeout, max_transactional_producers, self.group_id
-            ),
-            callbacks={"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost},
-            state_callbacks=state_callbacks,
-        )
-        settings = arguments.a_mapping("config", config)
-        if allow_key_share:
+        found = self._checked("group_consumer", GroupArguments, topics, options)
+        if options.get("allow_key_share"):
             check_order(self._ordered, topics, "allow_key_share=True")
-        check_with_checkpoints(options.settings)
-        mirrors = arguments.a_flag("mirror_offsets", mirror_offsets)
-        if mirrors and options.transactions is not None:
-            raise ConfigurationError(
-                "mirror_offsets=True is for progress that is in the log alone. With transactions=True, the offsets in "
-                "Kafka are exact already, and a mirror could overwrite them. Nothing was claimed. Leave it out"
-            )
-        return self._made(lambda: GroupConsumer(self, self._driver, options, settings, mirrors))
+        return self._made(GroupConsumer, found)
 
-    def ranges(
-        self,
-        topics: Sequence[str],
-        *,
-        delivery: Delivery = "at-least-once",
-        policy: Policy | None = None,
-        start: Start = "earliest",
-        handler_timeout: float | None = None,
-        revoke_timeout: float | None = None,
-        position_lost: WhenStuck = "leave",
-        on_assign: RangesCallback | None = None,
-        on_revoke: RangesCallback | None = None,
-        on_lost: RangesCallback | None = None,
-        config: Mapping[str, object] | None = None,
-    ) -> RangeConsumer:
+    @takes(RangesArguments)
+    def ranges(self, topics: Sequence[str], **options: Unpack[RangesArguments[RangesCallback]]) -> RangeConsumer:
         """A consumer that claims partitions as ``consumer`` does, and delivers ranges of their offsets.
 
         For callers that do their own reading (Spark does): no message is fetched. The arguments are those of
@@ -489,69 +532,65 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
         counts: ranges end at the last stable offset, or, under ``read_uncommitted``, at the high watermark. Read them
         with the same level.
         """
-        options = ConsumerOptions.checked(
-            checked_topics(topics, self.topic),
-            delivery=delivery,
-            policy=policy,
-            start=start,
-            handler_timeout=handler_timeout,
-            revoke_timeout=revoke_timeout,
-            position_lost=position_lost,
-            callbacks={"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost},
-            ranges=True,
-        )
-        committed = checked_isolation({**self.config, **arguments.a_mapping("config", config)})
-        return self._made(lambda: RangeConsumer(self, self._driver, options, committed))
+        return self._made(RangeConsumer, self._checked("ranges", RangesArguments, topics, options, ranges=True))
 
+    @takes(GroupRangesArguments)
     def group_ranges(
-        self,
-        topics: Sequence[str],
-        *,
-        strategy: Strategy = "sticky",
-        session_timeout_ms: int = DEFAULT_SESSION_TIMEOUT_MS,
-        delivery: Delivery = "at-least-once",
-        start: Start = "earliest",
-        handler_timeout: float | None = None,
-        revoke_timeout: float | None = None,
-        position_lost: WhenStuck = "leave",
-        checkpoints: CheckpointPolicy | None = None,
-        on_checkpoint: Callable[[Checkpoint], object] | None = None,
-        on_restore: Callable[[Restore], object] | None = None,
-        on_completed: Callable[[int], object] | None = None,
-        on_assign: PiecesOfRangesCallback | None = None,
-        on_revoke: PiecesOfRangesCallback | None = None,
-        on_lost: PiecesOfRangesCallback | None = None,
-        config: Mapping[str, object] | None = None,
+        self, topics: Sequence[str], **options: Unpack[GroupRangesArguments[PiecesOfRangesCallback]]
     ) -> GroupRangeConsumer:
         """A member of a coordinated group, as ``group_consumer`` makes it, that delivers ranges as ``ranges`` does.
 
         The arguments are those of the two. With ``checkpoints``, a partition is cut when no range of it is in flight,
         and waits for that as long as the checkpoint does (``timeout``; ``drain`` means nothing).
         """
-        state_callbacks = {"on_checkpoint": on_checkpoint, "on_restore": on_restore, "on_completed": on_completed}
-        takes = checked_checkpoints(checkpoints, state_callbacks, ranges=True)
-        options = ConsumerOptions.checked(
-            checked_topics(topics, self.topic),
-            delivery=delivery,
-            start=start,
-            handler_timeout=handler_timeout,
-            revoke_timeout=revoke_timeout,
-            position_lost=position_lost,
-            group=checked_group(strategy, session_timeout_ms, False, takes),
-            callbacks={"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost},
-            state_callbacks=state_callbacks,
-            ranges=True,
+        return self._made(
+            GroupRangeConsumer, self._checked("group_ranges", GroupRangesArguments, topics, options, ranges=True)
         )
-        check_with_checkpoints(options.settings)
-        committed = checked_isolation({**self.config, **arguments.a_mapping("config", config)})
-        return self._made(lambda: GroupRangeConsumer(self, self._driver, options, committed))
 
-    def _made(self, make: Callable[[], M]) -> M:
+    @takes(AssignArguments)
+    def assign(
+        self, partitions: Mapping[Key, Sequence[Span]], **options: Unpack[AssignArguments[PartitionsCallback]]
+    ) -> Consumer:
+        """A consumer of exactly these partitions, or of some of their keys.
+
+        ``partitions``: (topic, partition) → ranges (lo, hi) of key hashes (``rationalizer.key_hash``: 0 … 2**63 − 1,
+        both included), or ``[]`` for the whole partition. ``assign({("orders", 0): [(0, 2**62 - 1)]})`` works on
+        half of the keys; another process takes the other half.
+
+        Each range is claimed in the log, so two processes never work on one key at a time: while another member has
+        some of the keys, this one waits, and takes over when they are released, or their owner is silent for two
+        heartbeat intervals. Of a partition with several ranges, work begins when all of them are there. To change
+        ranges, close the consumer and make another one.
+
+        The other arguments are those of :meth:`consumer`; ``start`` is where the group begins on a partition that no
+        member ever held, for all keys. Each key is in order. Progress, tries and parked messages are kept by key.
+
+        Raises KeyRangeError for ranges of a topic of ``Marshal(ordered_topics=…)`` (89), ConfigurationError for what
+        is not possible here (a policy, transactions, shared batches, at most once), for ranges that overlap, and if
+        the coordination topic is below level 4.
+        """
+        given, named = checked_of_keys(options), checked_ranges(partitions)
+        topics = tuple(dict.fromkeys(topic for topic, _ in named))
+        if any(named.values()):
+            check_order(self._ordered, [topic for (topic, _), spans in named.items() if spans], "assign(…) with ranges")
+        found = ConsumerOptions.of(checked_topics(topics, self.topic), given, self.group_id, ranges=False)
+        keys = tuple((*key, spans) for key, spans in sorted(named.items()))
+        return self._made(AssignedConsumer, replace(found, settings=replace(found.settings, keys=keys)))
+
+    def _checked(
+        self, maker: str, kind: Any, topics: Sequence[str], given: Mapping[str, Any], *, ranges: bool = False
+    ) -> ConsumerOptions:
+        """The options of a maker; raises ConfigurationError for those that can't work."""
+        options = checked(f"Marshal.{maker}", kind, given)
+        found = ConsumerOptions.of(checked_topics(topics, self.topic), options, self.group_id, ranges=ranges)
+        return replace(found, committed=checked_isolation({**self.config, **found.config})) if ranges else found
+
+    def _made(self, kind: Callable[[Marshal, Driver, ConsumerOptions], M], options: ConsumerOptions) -> M:
         """A consumer, made on a thread of the library; it ends if it does not reach the caller."""
         self._check_open()
 
         def made(_: object) -> M:
-            consumer = make()
+            consumer = kind(self, self._driver, options)
             self._ending.consumers.append(consumer)
             if self._is_stopped:  # before stop() could know of it
                 consumer.stop()
@@ -561,6 +600,32 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
         try:
             consumer = answer.wait()
             answer.receipt.out = True; return consumer  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+        except BaseException:
+            answer.receipt.left = True
+            raise
+
+    def claim(self, topic: str, partition: int, timeout: float = 5.0) -> Lease:
+        """Claim one lease by hand; wait up to timeout seconds until it is free.
+
+        ``topic`` need not exist: then the lease is on its name alone. If it exists, so must the partition. Raises
+        HeldError (it names the holder), GroupPausedError, ClaimTimeoutError (the log did not answer, or does not show
+        our own release yet), UpgradeRequiredError (that part of the log needs a newer release), or ConfigurationError
+        if this Marshal holds it already, or the topic has no such partition.
+        """
+        arguments.text("topic", topic)
+        partition = arguments.a_whole("partition", partition, 0, arguments.MOST_PARTITION)
+        timeout = arguments.seconds("timeout", timeout)
+        self._check_open()
+
+        def serve(is_gone: Callable[[], bool], topic: str, partition: int, timeout: float) -> Lease:
+            lease = serve_claim(self._driver, is_gone, topic, partition, timeout)
+            lease._keeps = self
+            return lease
+
+        answer = self._driver.servants.ask(serve, topic, partition, timeout, undo=Lease.release)
+        try:
+            lease = answer.wait()
+            answer.receipt.out = True; return lease  # fmt: skip  # noqa: E702 - one line: nothing may come in between
         except BaseException:
             answer.receipt.left = True
             raise

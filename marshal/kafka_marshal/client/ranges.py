@@ -189,15 +189,8 @@ class RangeConsumer(AnyConsumer["RangeConsumer"]):
     Any thread may call ``done``, ``give_back``, ``is_valid``, ``close`` …; only one at a time may call ``take``.
     """
 
-    def __init__(
-        self,
-        marshal: Host,
-        driver: Driver,
-        options: ConsumerOptions,
-        committed: bool,
-    ) -> None:
-        """committed: ranges end at the last stable offset, as for a read_committed reader."""
-        self._marks = Watermarks(driver.cluster, committed=committed)
+    def __init__(self, marshal: Host, driver: Driver, options: ConsumerOptions) -> None:
+        self._marks = Watermarks(driver.cluster, committed=options.committed)
         #: Called when the consumer has ended, to end what serves its readers.
         self.at_end: Callable[[], object] = lambda: None
         self._taker = RangeTaker(self, driver, self._marks)
@@ -287,14 +280,18 @@ class RangeConsumer(AnyConsumer["RangeConsumer"]):
 
     def is_valid(self, given: OffsetRange) -> bool:
         """Whether the range's lease is proven at this moment, by this process's own clock."""
-        until = self._driver.call(self._proven_until, *_checked([given]))
+        until = self._proven_until(given)
         return until is not None and self._driver.now_ms() < until
 
     def _proven_until(self, given: OffsetRange) -> float | None:
         """Until when its lease is proven (ms, own clock); None: the range is not in flight."""
-        with self._driver.locked(step=False):
+        _checked([given])
+
+        def look(_: float) -> float | None:
             run = self._delivery.find(given)
             return None if run is None else run.assignment.lease.proven_until
+
+        return self._look(look)
 
     # Looking.
 
@@ -303,7 +300,7 @@ class RangeConsumer(AnyConsumer["RangeConsumer"]):
 
         Raises KafkaUnavailableError if one has no leader, or is gone.
         """
-        keys, _ = self._driver.call(self._subscribed)
+        keys = self._look(lambda now: self._engine.subscription.partitions)
         marks = self._marks.look_up(keys)
         if missing := [key for key in keys if key not in marks]:
             topic, partition = missing[0]
@@ -319,13 +316,8 @@ class RangeConsumer(AnyConsumer["RangeConsumer"]):
 
     def missing_topics(self) -> list[str]:
         """Topics asked for by name that do not exist (yet)."""
-        partitions, names = self._driver.call(self._subscribed)
-        return sorted(names.difference(topic for topic, _ in partitions))
-
-    def _subscribed(self) -> tuple[Collection[Key], frozenset[str]]:
-        """Partitions that exist, and topics asked for by name."""
-        with self._driver.locked(step=False):
-            return self._engine.subscription.partitions, self._engine.subscription.names
+        asked = self._engine.subscription
+        return self._look(lambda now: sorted(asked.names - {topic for topic, _ in asked.partitions}))
 
     @property
     def closed(self) -> bool:
@@ -334,7 +326,7 @@ class RangeConsumer(AnyConsumer["RangeConsumer"]):
 
     def holds(self, given: OffsetRange) -> bool:
         """Whether the range is still in flight: its lease is not over, as far as this member knows."""
-        return self._driver.call(self._proven_until, *_checked([given])) is not None
+        return self._proven_until(given) is not None
 
     def wait_lost(self, ranges: Iterable[OffsetRange], timeout: float) -> bool:
         """Wait until one of the ranges is not in flight any more, at most timeout seconds; whether that happened."""
@@ -388,14 +380,6 @@ class RangeConsumer(AnyConsumer["RangeConsumer"]):
 
 class GroupRangeConsumer(GroupMember, RangeConsumer):
     """A member of a coordinated group, with all methods of a RangeConsumer. Made by :meth:`Marshal.group_ranges`."""
-
-    def __init__(self, marshal: Host, driver: Driver, options: ConsumerOptions, committed: bool) -> None:
-        self._join_in(driver, options)
-        try:
-            super().__init__(marshal, driver, options, committed)
-        except BaseException:
-            self._listen_no_more()
-            raise
 
     def wait_done(self, ends: Mapping[Key, int], timeout: float) -> bool:
         """As :meth:`RangeConsumer.wait_done`; what this member has done goes into a checkpoint for it."""

@@ -1,59 +1,27 @@
-"""A consumer that shares its partitions with others by batches, and its batches."""
+"""Consumers that share partitions with others: by batches, and by keys that the program names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from kafka_marshal import arguments, ports
+from kafka_marshal.client.base import check_partitions
 from kafka_marshal.client.batch import Batch
-from kafka_marshal.client.consumer import DEFAULT_RETRY, DRAIN_TIMEOUT_S, Consumer
-from kafka_marshal.engine.policies import Policy
-from kafka_marshal.engine.settings import SharingOptions
+from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedAssignment, SharedConsumer
-from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.engine.work.open_messages import Kind
 from kafka_marshal.engine.work.pull import Pull
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.types import BatchToken, Delivery, Start, WhenStuck
+from kafka_marshal.types import BatchToken
 from rationalizer import key_hash
 from rationalizer.levels import SHARING_LEVEL
 from rationalizer.limits import MAX_REASON_BYTES
 
 if TYPE_CHECKING:
-    from kafka_marshal.adapters.message import Message
-    from kafka_marshal.client.handling import Hooks, Retry
-    from kafka_marshal.client.options import ConsumerOptions
     from kafka_marshal.engine.work.assignment import Run
-
-F = TypeVar("F")
-
-
-class ConsumerArguments(TypedDict, Generic[F], total=False):
-    """The arguments of ``Marshal.consumer``, except the topics and ``shared_batches``."""
-
-    delivery: Delivery
-    policy: Policy | None
-    start: Start
-    batch_size: int
-    handler_timeout: float | None
-    revoke_timeout: float | None
-    auto_done: bool
-    claim_ahead: bool
-    max_bytes_in_flight: int
-    position_lost: WhenStuck
-    partition_stuck: WhenStuck
-    transactions: bool
-    transaction_timeout: float
-    max_transactional_producers: int
-    max_shares: int
-    on_assign: F | None
-    on_revoke: F | None
-    on_lost: F | None
-    config: Mapping[str, object] | None
 
 
 def _aside_of(run: BatchRun) -> set[int]:
@@ -196,34 +164,6 @@ class ShareConsumer(Consumer):
             self._take(cast("SharedConsumer", self._engine).wants, max_messages, timeout * 1000)
         return self._pull(Pull(self._engine), is_gone, max_messages)
 
-    def run(
-        self,
-        handle: Callable[[Any], object],
-        *,
-        concurrency: int = 16,
-        order: Order = "none",
-        retry: Retry | None = DEFAULT_RETRY,
-        dead_letters: str | None = None,
-        drain_timeout: float = DRAIN_TIMEOUT_S,
-        hooks: Sequence[Hooks] = (),
-        deserialize: Callable[[Message], Any] | None = None,
-        transactions: bool = False,
-        park: bool = False,
-    ) -> None:
-        """Call handle(message) for each message, many at a time, in no order; as :meth:`Consumer.run`."""
-        super().run(
-            handle,
-            concurrency=concurrency,
-            order=order,
-            retry=retry,
-            dead_letters=dead_letters,
-            drain_timeout=drain_timeout,
-            hooks=hooks,
-            deserialize=deserialize,
-            transactions=transactions,
-            park=park,
-        )
-
     # What is not possible with shares.
 
     def __iter__(self) -> NoReturn:
@@ -249,24 +189,18 @@ class ShareConsumer(Consumer):
         )
 
 
-def checked_sharing(options: ConsumerOptions, policy: object, max_shares: int) -> ConsumerOptions:
-    """The options of a consumer that shares its partitions; raises ConfigurationError for some that contradict that."""
-    settings = options.settings
-    if options.transactions is not None:
-        raise ConfigurationError(
-            "transactions=True is not possible with shared_batches=True: Kafka keeps one offset for a partition, and "
-            "sharers are at many places. Nothing was claimed. Leave out one of them"
-        )
-    if policy is not None:
-        raise ConfigurationError(
-            "policy= is not possible with shared_batches=True: each member has a share of every partition. Nothing was "
-            "claimed. Leave out policy=; max_shares= limits the partitions of a member"
-        )
-    if settings.claim_ahead:
-        raise ConfigurationError(
-            "claim_ahead=True is not possible with shared_batches=True: the next batch is taken ahead in any case. "
-            "Nothing was claimed. Leave it out"
-        )
-    most = arguments.a_whole("max_shares", max_shares, 1)
-    sharing = SharingOptions(max_shares=most, at_most_once=settings.at_most_once)
-    return replace(options, settings=replace(settings, at_most_once=False, sharing=sharing))
+class AssignedConsumer(Consumer):
+    """A consumer of the partitions, or the keys, that the program has named. Made by :meth:`Marshal.assign`."""
+
+    def _enter(self, *of: Any) -> None:
+        self._driver.read_all()
+        self._require_sharing_level("assign(…)")
+        super()._enter(*of)
+        subscription = self._engine.subscription
+        exist = {topic for topic, _ in subscription.partitions}
+        try:
+            named = self._options.settings.keys or ()
+            check_partitions(subscription, [(topic, number) for topic, number, _ in named if topic in exist])
+        except ConfigurationError:
+            self._free()
+            raise

@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from types import MappingProxyType, TracebackType
-from typing import Any, ParamSpec, Self, TypedDict, TypeVar, Unpack
+from typing import Any, ParamSpec, Self, TypeVar, Unpack
 from weakref import WeakMethod
 
 from py4j.protocol import Py4JError
@@ -35,12 +35,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_marshal import arguments
-from kafka_marshal.checkpoints import Checkpoint, CheckpointPolicy, Restore
 from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.client.checkpointing import Checkpoints
 from kafka_marshal.client.group_consumer import Piece
 from kafka_marshal.client.marshal import Marshal
-from kafka_marshal.client.options import check_callback
+from kafka_marshal.client.options import OfGroup, check_callback, check_names
 from kafka_marshal.client.ranges import GroupRangeConsumer, PiecesOfRangesCallback, RangeConsumer, RangesCallback
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.work.ranges import OffsetRange
@@ -72,7 +71,7 @@ from kafka_marshal.pipeline.reading import (
 )
 from kafka_marshal.pipeline.session import check_session, first_line, kafka_options
 from kafka_marshal.runtime import MOST_STAMP_MS
-from kafka_marshal.types import Delivery, Key, Start, Strategy, TopicPartition, WhenStuck
+from kafka_marshal.types import Delivery, Key, Start, TopicPartition, WhenStuck
 
 __all__ = ["ClaimedBatch", "ClaimedBatches", "Totals"]
 
@@ -240,23 +239,11 @@ def _name(given: OffsetRange) -> str:
     return f"{given.topic} [{given.partition}]"
 
 
-class OfGroup(TypedDict, total=False):
-    """What only members of coordinated groups take; as for :meth:`Marshal.group_ranges`."""
-
-    strategy: Strategy
-    session_timeout_ms: int
-    checkpoints: CheckpointPolicy | None
-    on_checkpoint: Callable[[Checkpoint], object] | None
-    on_restore: Callable[[Restore], object] | None
-    on_completed: Callable[[int], object] | None
-
-
 def make_member(
     marshal: Marshal, topics: Sequence[str], *, group: bool, policy: Policy | None, of_group: OfGroup, **shared: Any
 ) -> RangeConsumer:
     """A consumer of ranges; shared: the arguments that both kinds take."""
-    for name in of_group.keys() - OfGroup.__annotations__.keys():
-        raise TypeError(f"ClaimedBatches() got an unexpected keyword argument {name!r}")
+    check_names("ClaimedBatches", OfGroup, of_group)
     given = [name for name, value in of_group.items() if value is not None]
     if not arguments.a_flag("group", group):
         if given:
