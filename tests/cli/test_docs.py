@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.cli import app, failures
+from kafka_marshal.cli import app, failures, status
+from kafka_marshal.cli.output import Cell, Column, Field, Rows
 from rationalizer import ClaimingPartition, Heartbeat, ReleaseGroup
 from tests.cli.harness import Command
 from tests.cli.test_kafka import A, Append, append, cluster, data
@@ -63,6 +64,35 @@ def test_fields_are_those_of_the_page(kafka: Command, append: Append, data: str,
     }
     containers = {"clock", "log", "answer", "leases[].holder", "history[].holder"}
     assert found - of_answer - containers - optional == wanted - containers - optional
+
+
+@pytest.mark.parametrize(
+    ("command", "place", "rows"),
+    [
+        ("status", "groups[]", status._groups({})),
+        ("status", "members[]", status._MEMBERS),
+        ("status", "leases[]", status._LEASES),
+        ("lag", "partitions[]", status._LAGS),
+        ("check", "problems[]", status._PROBLEMS),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_page_lists_each_field_of_a_row(command: str, place: str, rows: Rows[Any]) -> None:
+    found = {path.removeprefix(f"{place}.") for path in documented(command) if path.startswith(f"{place}.")}
+    assert {re.split(r"\[|\.", name)[0] for name in found} == {each.name for each in rows._fields if each.name}
+
+
+def test_a_row_is_declared_once_for_tables_and_json() -> None:
+    rows = Rows[Cell](
+        Field("group", "text", Column("in group", fold=True)),
+        "style",
+        Field("size", lambda row: len(row.text) or None, Column("size", right=True)),
+        Field("", column=Column("looks"), cell=lambda row: Cell(row.text.upper(), "bold")),
+    )
+    assert [column.title for column in rows.columns] == ["in group", "size", "looks"]
+    assert rows.cells(Cell("a")) == ["a", "1", Cell("A", "bold")]
+    assert rows.cells(Cell(""))[1] == "-", "there is no value"
+    assert list(rows.json(Cell("", "red")).items()) == [("group", ""), ("style", "red"), ("size", None)]
 
 
 def test_the_page_has_a_section_for_every_command_that_prints_json() -> None:

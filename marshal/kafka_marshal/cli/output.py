@@ -89,8 +89,8 @@ class Rows(Generic[T]):
     def __init__(self, *fields: Field[T] | str) -> None:
         """fields: in the order of both; a text is one that is an attribute, and in JSON alone."""
         self._fields: list[Field[T]] = [Field(each) if isinstance(each, str) else each for each in fields]
-        self._shown = [each for each in self._fields if each.column is not None]
-        self.columns = [each.column for each in self._fields if each.column is not None]
+        self._shown: list[Field[T]] = [each for each in self._fields if each.column is not None]
+        self.columns: list[Column] = [each.column for each in self._fields if each.column is not None]
 
     def cells(self, row: T) -> list[str | Cell]:
         """The row of a table."""
