@@ -13,7 +13,7 @@ from kafka_marshal.cli.change import carry_out, yes_option
 from kafka_marshal.cli.connection import admin_of, catch_up, connected, id_argument, viewing
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import complete_group
-from kafka_marshal.cli.output import Cell, Column, say
+from kafka_marshal.cli.output import Cell, Column, Field, Rows, say
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, print_picture, show, stuck_section
 from kafka_marshal.instance import Instance
 from kafka_marshal.observe.checkpoints import as_of_text, barrier_text, checkpoints_json
@@ -24,64 +24,19 @@ from kafka_marshal.observe.rows import (
     partitions_held,
     partitions_of,
     place_text,
-    process_cells,
-    process_json,
     seen_text,
     state_of,
 )
-from kafka_marshal.observe.text import clock_text, count, near, no_group, number, span, time_text
+from kafka_marshal.observe.text import clock_text, count, near, no_group, span, time_text
 
 if TYPE_CHECKING:
     from kafka_marshal.cli.options import Options
     from kafka_marshal.observe.view import View
-    from rationalizer import Group, Settings
+    from rationalizer import Group, Member, Settings
     from rationalizer.groups.history import Assignments, Moved, Rebalance
+    from rationalizer.history import Span
 
-_GROUPS = (
-    Column("group", fold=True, least=8),
-    Column("kind"),
-    Column("state", fold=True, least=8),
-    Column("generation", right=True, from_width=95),
-    Column("strategy", from_width=95),
-    Column("members", right=True),
-    Column("partitions", right=True),
-    Column("lag", right=True),
-)
-_MEMBERS = (
-    Column("member", fold=True, least=8),
-    Column("host", fold=True),
-    Column("pid", right=True),
-    Column("release", from_width=90),
-    Column("session", right=True),
-    Column("partitions", right=True),
-    Column("lag", right=True),
-    Column("seen"),
-)
-_PIECES = (
-    Column("topic", fold=True),
-    Column("partition", right=True),
-    Column("owner", fold=True, least=8),
-    Column("epoch", right=True),
-    Column("next", right=True),
-    Column("lag", right=True),
-)
 _SETTINGS = (Column("setting"), Column("value", fold=True))
-_REBALANCES = (
-    Column("generation", right=True),
-    Column("at"),
-    Column("why", fold=True, least=20),
-    Column("members", right=True),
-    Column("moved", right=True),
-    Column("nobody, at most", right=True),
-)
-_MOVES = (
-    Column("generation", right=True),
-    Column("topic", fold=True),
-    Column("partition", right=True),
-    Column("from", fold=True),
-    Column("to", fold=True),
-    Column("nobody", right=True),
-)
 
 _STYLES = {"seen": "green", "silent": "yellow", "gone": "bold red"}
 
@@ -113,46 +68,40 @@ def _all_groups(view: View) -> Picture:
     found, notes = view.groups(), view.notes_on_upgrades()
     return Picture(
         headline=count(len(found), "group"),
-        sections=[Section(_GROUPS, [_group_cells(each) for each in found], "no groups")],
+        sections=[Section(_GROUPS.columns, [_GROUPS.cells(each) for each in found], "no groups")],
         notes=notes,
         json={
             "topic": view.replica.topic,
-            "groups": [{**_head(each), "paused": each.is_paused} for each in found],
+            "groups": [{**_GROUPS.json(each), "paused": each.is_paused} for each in found],
             "notes": notes,
         },
         status=NO if notes else DONE,
     )
 
 
-def _head(each: GroupRow) -> dict[str, object]:
-    return {
-        "group": each.group,
-        "kind": each.kind or None,
-        "state": each.state,
-        "generation": each.generation,
-        "strategy": each.strategy,
-        "members": each.worker_count,
-        "partitions": partitions_of(each.leases),
-        "held": partitions_of(row for row in each.leases if row.held),
-        "lag": each.lag,
-        "open_messages": each.open_messages,
-        "parked": each.parked,
-    }
+def _state(row: GroupRow) -> str:
+    words = [*([row.state] if row.state else []), *(["paused"] if row.is_paused else [])]
+    return ", ".join(words) or "-"
 
 
-def _group_cells(each: GroupRow) -> list[str | Cell]:
-    words = [each.state] if each.state else []
-    words += ["paused"] if each.is_paused else []
-    return [
-        each.group,
-        each.kind or "-",
-        ", ".join(words) or "-",
-        number(each.generation),
-        each.strategy or "-",
-        str(each.worker_count),
-        f"{partitions_held(each.leases)}/{partitions_of(each.leases)}",
-        lag_cell(each.leases),
-    ]
+_GROUPS = Rows[GroupRow](
+    Field("group", column=Column("group", fold=True, least=8)),
+    Field("kind", lambda row: row.kind or None, Column("kind")),
+    Field("state", column=Column("state", fold=True, least=8), cell=_state),
+    Field("generation", column=Column("generation", right=True, from_width=95)),
+    Field("strategy", column=Column("strategy", from_width=95), cell=lambda row: row.strategy or "-"),
+    Field("members", "worker_count", Column("members", right=True)),
+    Field(
+        "partitions",
+        lambda row: partitions_of(row.leases),
+        Column("partitions", right=True),
+        lambda row: f"{partitions_held(row.leases)}/{partitions_of(row.leases)}",
+    ),
+    Field("held", lambda row: partitions_of(lease for lease in row.leases if lease.held)),
+    Field("lag", column=Column("lag", right=True), cell=lambda row: lag_cell(row.leases)),
+    "open_messages",
+    "parked",
+)
 
 
 # -- one group -----------------------------------------------------------------------------------------------
@@ -279,6 +228,13 @@ class _Member:
     #: When others may take what it holds: its session, or two heartbeat intervals (ms).
     session_ms: int
     leases: list[LeaseRow]
+    #: As the log has it, of a coordinated group.
+    found: Member | None = None
+
+    @property
+    def runs_at(self) -> Instance | None:
+        """Host, process and release; None if its instance_id does not contain them."""
+        return Instance.parse(self.instance)
 
     @property
     def state(self) -> str:
@@ -302,9 +258,126 @@ def _members(view: View, row: GroupRow, known: Group | None) -> list[_Member]:
             max(0, now_ms - member.last_beat),
             member.session_timeout_ms,
             [lease for lease in row.leases if lease.client == member.client_id],
+            known.clients.get(member.client_id),
         )
         for member in known.members.values()
     ]
+
+
+_MEMBERS = Rows[_Member](
+    Field("client", column=Column("member", fold=True, least=8)),
+    "instance",
+    Field("host", lambda row: getattr(row.runs_at, "host", None), Column("host", fold=True)),
+    Field("pid", lambda row: getattr(row.runs_at, "pid", None), Column("pid", right=True)),
+    Field("release", lambda row: getattr(row.runs_at, "release", None), Column("release", from_width=90)),
+    Field("member", lambda row: getattr(row.found, "member_id", None)),
+    Field("slot", lambda row: getattr(row.found, "slot", None)),
+    Field("joined", lambda row: getattr(row.found, "joined", None)),
+    Field("session_timeout_ms", "session_ms", Column("session", right=True), lambda row: span(row.session_ms)),
+    Field("allow_key_share", lambda row: row.found is not None and row.found.allow_key_share),
+    Field("pattern", lambda row: getattr(row.found, "pattern", None) or None),
+    Field("topics", lambda row: None if row.found is None else sorted(row.found.topics)),
+    "state",
+    "silence_ms",
+    Field("partitions", lambda row: len(row.leases), Column("partitions", right=True)),
+    Field("", column=Column("lag", right=True), cell=lambda row: lag_cell(row.leases) if row.leases else "-"),
+    Field(
+        "",
+        column=Column("seen"),
+        cell=lambda row: Cell(seen_text(row.state, row.silence_ms), _STYLES.get(row.state, "")),
+    ),
+)
+
+
+def _owner(row: LeaseRow) -> Cell:
+    style = "yellow" if row.goes_to is not None or row.client is None else ""
+    return Cell(row.state if row.cp is None else row.holder, style)
+
+
+_PIECES = Rows[LeaseRow](
+    Field("topic", column=Column("topic", fold=True)),
+    Field("topic_partition", "partition", Column("partition", right=True), lambda row: row.place),
+    Field("keys", lambda row: [row.lo, row.hi]),
+    Field("owner", "client", Column("owner", fold=True, least=8), _owner),
+    Field("epoch", column=Column("epoch", right=True)),
+    "goes_to",
+    "state",
+    Field("next", column=Column("next", right=True)),
+    "log_end",
+    Field("lag", column=Column("lag", right=True), cell=lambda row: lag_cell([row])),
+    Field("cut", lambda row: row.cut or None),
+    Field("stuck", lambda row: row.stuck or None),
+    Field("held_back", lambda row: row.held_back or None),
+)
+
+#: Generation, and a piece that it moved.
+_MOVES = Rows[tuple[int, "Moved"]](
+    Field("", lambda x: x[0], Column("generation", right=True)),
+    Field("topic", lambda x: x[1].after.key[1], Column("topic", fold=True)),
+    Field(
+        "topic_partition",
+        lambda x: x[1].after.partition,
+        Column("partition", right=True),
+        lambda x: place_text(x[1].after.partition, x[1].after.lo, x[1].after.hi),
+    ),
+    Field("keys", lambda x: [x[1].after.lo, x[1].after.hi]),
+    Field("from", lambda x: _owner_of(x[1].before), Column("from", fold=True)),
+    Field("to", lambda x: _owner_of(x[1].after), Column("to", fold=True)),
+    Field("at", lambda x: x[1].after.since),
+    Field("nobody_ms", lambda x: x[1].vacant_ms, Column("nobody", right=True), lambda x: _span_text(x[1].vacant_ms)),
+)
+
+
+def _owner_of(found: Span | None) -> str | None:
+    return found.client_id if found is not None and found.held else None
+
+
+def _span_text(ms: int | None) -> str:
+    return "-" if ms is None else span(ms)
+
+
+def _rebalances(now_ms: int) -> Rows[Rebalance]:
+    from kafka_marshal.observe.words import why_rebalanced
+
+    def longest_ms(each: Rebalance) -> int | None:
+        return max((moved.vacant_ms for moved in each.moved if moved.vacant_ms is not None), default=None)
+
+    def rolled_back(each: Rebalance) -> dict[str, object] | None:
+        found = each.rolled_back
+        return None if found is None else {"checkpoint": found[0], "client": found[1]}
+
+    return Rows(
+        Field("generation", column=Column("generation", right=True)),
+        Field(
+            "time",
+            "log_time",
+            Column("at"),
+            lambda x: Cell(time_text(x.log_time), short=clock_text(x.log_time, now_ms)),
+        ),
+        Field(
+            "why",
+            lambda x: "; ".join(why_rebalanced(x)),
+            Column("why", fold=True, least=20),
+            lambda x: "; ".join(why_rebalanced(x)) or "-",
+        ),
+        "joined",
+        "restarted",
+        "left",
+        Field("evicted", lambda x: [{"client": client, "by": by} for client, by in x.evicted]),
+        "changed",
+        Field("silent", lambda x: [{"client": client, "silence_ms": ms} for client, ms in x.silent]),
+        "configured",
+        Field("checkpoint", lambda x: x.checkpoint or None),
+        Field("rolled_back", rolled_back),
+        Field("members", column=Column("members", right=True)),
+        Field(
+            "moved",
+            lambda x: [_MOVES.json((x.generation, moved)) for moved in x.moved],
+            Column("moved", right=True),
+            lambda x: str(len(x.moved)),
+        ),
+        Field("", column=Column("nobody, at most", right=True), cell=lambda x: _span_text(longest_ms(x))),
+    )
 
 
 def _one_group(view: View, name: str, fold: Assignments) -> Picture:
@@ -326,18 +399,19 @@ def _one_group(view: View, name: str, fold: Assignments) -> Picture:
     if text := open_text(row):
         notes.append(f"open messages: {text}. kafka-marshal open-messages {quote(name)} lists them.")
     sections = [
-        Section(_MEMBERS, [_member_cells(each) for each in members], "no members"),
-        Section(_PIECES, [_piece_cells(each) for each in row.leases], "no partitions"),
+        Section(_MEMBERS.columns, [_MEMBERS.cells(each) for each in members], "no members"),
+        Section(_PIECES.columns, [_PIECES.cells(each) for each in row.leases], "no partitions"),
         stuck_section(row.leases),
     ]
     if known is not None:
         pairs = _settings_json(known.settings).items()
         cells = [[key, setting_text(tuple(v) if isinstance(v, list) else v) or "-"] for key, v in pairs]
-        moves = [(each, moved) for each in fold.rebalances for moved in each.moved][-_MOVES_LISTED:]
+        moves = [(each.generation, moved) for each in fold.rebalances for moved in each.moved][-_MOVES_LISTED:]
+        rebalances = _rebalances(view.silence.now_ms())
         sections += [
             Section(_SETTINGS, cells, None),
-            Section(_REBALANCES, [_rebalance_cells(view, each) for each in fold.rebalances], None),
-            Section(_MOVES, [_move_cells(each, moved) for each, moved in moves], None),
+            Section(rebalances.columns, [rebalances.cells(each) for each in fold.rebalances], None),
+            Section(_MOVES.columns, [_MOVES.cells(each) for each in moves], None),
         ]
     return Picture(
         headline=_headline(row),
@@ -363,134 +437,22 @@ def _headline(row: GroupRow) -> str:
     return text if row.checkpoints.barrier is None else f"{text}; {barrier_text(row.checkpoints.barrier)}"
 
 
-def _member_cells(member: _Member) -> list[str | Cell]:
-    return [
-        member.client,
-        *process_cells(Instance.parse(member.instance)),
-        span(member.session_ms),
-        str(len(member.leases)),
-        lag_cell(member.leases) if member.leases else "-",
-        Cell(seen_text(member.state, member.silence_ms), _STYLES.get(member.state, "")),
-    ]
-
-
-def _piece_cells(row: LeaseRow) -> list[str | Cell]:
-    owner = row.state if row.cp is None else row.holder
-    style = "yellow" if row.goes_to is not None or row.client is None else ""
-    return [row.topic, row.place, Cell(owner, style), number(row.epoch), number(row.next), lag_cell([row])]
-
-
-def _rebalance_cells(view: View, each: Rebalance) -> list[str | Cell]:
-    from kafka_marshal.observe.words import why_rebalanced
-
-    vacant = [moved.vacant_ms for moved in each.moved if moved.vacant_ms is not None]
-    return [
-        str(each.generation),
-        Cell(time_text(each.log_time), short=clock_text(each.log_time, view.silence.now_ms())),
-        "; ".join(why_rebalanced(each)) or "-",
-        str(each.members),
-        str(len(each.moved)),
-        span(max(vacant)) if vacant else "-",
-    ]
-
-
-def _move_cells(each: Rebalance, moved: Moved) -> list[str | Cell]:
-    before, after = moved
-    return [
-        str(each.generation),
-        after.key[1],
-        place_text(after.partition, after.lo, after.hi),
-        before.client_id if before is not None and before.held else "-",
-        after.client_id if after.held else "-",
-        "-" if moved.vacant_ms is None else span(moved.vacant_ms),
-    ]
-
-
 def _group_json(
     view: View, row: GroupRow, known: Group | None, members: list[_Member], fold: Assignments, notes: list[str]
 ) -> dict[str, object]:
     from rationalizer import route_group
 
+    rebalances = _rebalances(view.silence.now_ms())
     return {
         "topic": view.replica.topic,
-        **_head(row),
+        **_GROUPS.json(row),
         "partition": None if known is None else route_group(row.group, len(view.worlds)),
         "paused": row.is_paused,
         **checkpoints_json(row.checkpoints),
         "settings": None if known is None else _settings_json(known.settings),
         "topics": None if known is None else dict(sorted(known.counts.items())),
-        "member_list": [_member_json(each, known) for each in members],
-        "pieces": [
-            {
-                "topic": each.topic,
-                "topic_partition": each.partition,
-                "keys": [each.lo, each.hi],
-                "owner": each.client,
-                "epoch": each.epoch,
-                "goes_to": each.goes_to,
-                "state": each.state,
-                "next": each.next,
-                "log_end": each.log_end,
-                "lag": each.lag,
-                "cut": each.cut or None,
-                "stuck": each.stuck or None,
-                "held_back": each.held_back or None,
-            }
-            for each in row.leases
-        ],
-        "rebalances": [_rebalance_json(each) for each in fold.rebalances],
+        "member_list": [_MEMBERS.json(each) for each in members],
+        "pieces": [_PIECES.json(each) for each in row.leases],
+        "rebalances": [rebalances.json(each) for each in fold.rebalances],
         "notes": notes,
-    }
-
-
-def _member_json(member: _Member, known: Group | None) -> dict[str, object]:
-    found = None if known is None else known.clients.get(member.client)
-    return {
-        "client": member.client,
-        "instance": member.instance,
-        **process_json(Instance.parse(member.instance)),
-        "member": None if found is None else found.member_id,
-        "slot": None if found is None else found.slot,
-        "joined": None if found is None else found.joined,
-        "session_timeout_ms": member.session_ms,
-        "allow_key_share": found is not None and found.allow_key_share,
-        "pattern": None if found is None or not found.pattern else found.pattern,
-        "topics": None if found is None else sorted(found.topics),
-        "state": member.state,
-        "silence_ms": member.silence_ms,
-        "partitions": len(member.leases),
-    }
-
-
-def _rebalance_json(each: Rebalance) -> dict[str, object]:
-    from kafka_marshal.observe.words import why_rebalanced
-
-    return {
-        "generation": each.generation,
-        "time": each.log_time,
-        "why": "; ".join(why_rebalanced(each)),
-        "joined": each.joined,
-        "restarted": each.restarted,
-        "left": each.left,
-        "evicted": [{"client": client, "by": by} for client, by in each.evicted],
-        "changed": each.changed,
-        "silent": [{"client": client, "silence_ms": silence_ms} for client, silence_ms in each.silent],
-        "configured": each.configured,
-        "checkpoint": each.checkpoint or None,
-        "rolled_back": None
-        if each.rolled_back is None
-        else {"checkpoint": each.rolled_back[0], "client": each.rolled_back[1]},
-        "members": each.members,
-        "moved": [
-            {
-                "topic": moved.after.key[1],
-                "topic_partition": moved.after.partition,
-                "keys": [moved.after.lo, moved.after.hi],
-                "from": moved.before.client_id if moved.before is not None and moved.before.held else None,
-                "to": moved.after.client_id if moved.after.held else None,
-                "at": moved.after.since,
-                "nobody_ms": moved.vacant_ms,
-            }
-            for moved in each.moved
-        ],
     }

@@ -732,13 +732,3 @@ def parts_of(sharers: Sequence[Sharer], silence_ms: int, held: Sequence[OpenMess
         }
         for each, lo, hi in zip(sharers, ends, ends[1:], strict=False)
     ]
-
-
-def process_cells(runs_at: Instance | None) -> list[str]:
-    """Host, process and release of a worker, as cells of a table."""
-    return ["-"] * 3 if runs_at is None else [runs_at.host, str(runs_at.pid), runs_at.release]
-
-
-def process_json(runs_at: Instance | None) -> dict[str, object]:
-    """Host, process and release of a worker, as JSON."""
-    return {name: getattr(runs_at, name, None) for name in ("host", "pid", "release")}
