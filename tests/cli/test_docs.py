@@ -85,14 +85,15 @@ def test_the_page_lists_each_field_of_a_row(command: str, place: str, rows: Rows
 def test_a_row_is_declared_once_for_tables_and_json() -> None:
     rows = Rows[Cell](
         Field("group", "text", Column("in group", fold=True)),
-        "style",
+        "style label=short",
         Field("size", lambda row: len(row.text) or None, Column("size", right=True)),
         Field("", column=Column("looks"), cell=lambda row: Cell(row.text.upper(), "bold")),
     )
     assert [column.title for column in rows.columns] == ["in group", "size", "looks"]
     assert rows.cells(Cell("a")) == ["a", "1", Cell("A", "bold")]
     assert rows.cells(Cell(""))[1] == "-", "there is no value"
-    assert list(rows.json(Cell("", "red")).items()) == [("group", ""), ("style", "red"), ("size", None)]
+    assert list(rows.json(Cell("", "red", "x"))) == ["group", "style", "label", "size"]
+    assert rows.json(Cell("", "red", "x")) == {"group": "", "style": "red", "label": "x", "size": None}
 
 
 def test_the_page_has_a_section_for_every_command_that_prints_json() -> None:

@@ -55,12 +55,26 @@ _KEPT = (
     Column("of", fold=True, least=10),
 )
 _EVENTS = (Column("at"), Column("what happened", fold=True))
-_OLDER = (
-    Column("topic", fold=True),
-    Column("partition", right=True),
-    Column("member", fold=True, least=8),
-    Column("cut", right=True),
-    Column("why it is older", fold=True, least=16),
+#: Why a piece kept an older cut.
+_WHY_OLDER = {"refused": "its member could not take it", "not answered": "its member has not answered"}
+
+_CUTS: Rows[Cut] = Rows(
+    Field("topic", column=Column("topic", fold=True)),
+    Field(
+        "topic_partition",
+        "partition",
+        Column("partition", right=True),
+        lambda cut: place_text(cut.partition, cut.lo, cut.hi),
+    ),
+    Field("keys", lambda cut: [cut.lo, cut.hi]),
+    Field("client", column=Column("member", fold=True, least=8), cell=lambda cut: cut.client or "-"),
+    Field("cut", column=Column("cut", right=True), cell=lambda cut: "never" if cut.cut is None else str(cut.cut)),
+    Field(
+        "why",
+        lambda cut: cut.why or None,
+        Column("why it is older", fold=True, least=16),
+        lambda cut: _WHY_OLDER.get(cut.why, cut.why),
+    ),
 )
 
 _WAY: Rows[Rewound] = Rows(
@@ -76,16 +90,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 #: The most losses, rollbacks and ended barriers in a table; JSON has all.
 _EVENTS_LISTED = 10
-
-
-def cut_json(cut: Cut) -> dict[str, object]:
-    """A piece with its cut as JSON."""
-    return {
-        **fields_of(cut, "topic topic_partition=partition"),
-        "keys": [cut.lo, cut.hi],
-        **fields_of(cut, "client cut"),
-        "why": cut.why or None,
-    }
 
 
 # -- taking one --------------------------------------------------------------------------------------------------
@@ -127,7 +131,7 @@ def checkpoint(options: Options, group: str, pin: bool, limit: int) -> int:
         taken = admin.checkpoint(group, pin, limit / 1000)
     if options.json:
         found = fields_of(taken, "checkpoint=id log_time took_ms members pinned")
-        print_json({"group": group, **found, "older": [cut_json(cut) for cut in taken.older]})
+        print_json({"group": group, **found, "older": [_CUTS.json(cut) for cut in taken.older]})
     else:
         _print_taken(group, taken)
     return NO if taken.older else DONE
@@ -140,19 +144,11 @@ def _print_taken(group: str, taken: TakenCheckpoint) -> None:
         f"{count(taken.owners, 'member')}"
     )
     if taken.older:
-        print_table(_OLDER, [_older_cells(cut) for cut in taken.older])
+        print_table(_CUTS.columns, [_CUTS.cells(cut) for cut in taken.older])
         say_warning(
             f"{count(len(taken.older), 'piece')} kept an older cut. Nothing is lost: a rollback to this checkpoint "
             "takes these pieces to that cut. A handler that hangs: kafka-marshal check"
         )
-
-
-def _older_cells(cut: Cut) -> list[str | Cell]:
-    why = {"refused": "its member could not take it", "not answered": "its member has not answered"}.get(
-        cut.why, cut.why
-    )
-    place = place_text(cut.partition, cut.lo, cut.hi)
-    return [cut.topic, place, cut.client or "-", "never" if cut.cut is None else str(cut.cut), why]
 
 
 # -- listing and keeping them --------------------------------------------------------------------------------------
@@ -325,10 +321,7 @@ def _json(group: Group, row: CheckpointsRow, history: CheckpointHistory, notes: 
     assert group.checkpoints is not None
     return {
         "group": group.group_id,
-        "keep": row.keep,
-        "hold": row.hold,
-        "newest": row.newest,
-        "age_ms": row.age_ms,
+        **fields_of(row, "keep hold newest age_ms"),
         "barrier": barrier_json(row.barrier),
         "checkpoints": [
             {
@@ -336,7 +329,7 @@ def _json(group: Group, row: CheckpointsRow, history: CheckpointHistory, notes: 
                 "log_time": kept.log_time,
                 "kind": KIND_WORDS[kept.kind],
                 **_taken_fields(history.taken.get(kept.id)),
-                "oldest": None if oldest is None else cut_json(oldest),
+                "oldest": None if oldest is None else _CUTS.json(oldest),
             }
             for kept in group.checkpoints.kept
             for oldest in (oldest_cut(group, kept.id),)
@@ -346,16 +339,7 @@ def _json(group: Group, row: CheckpointsRow, history: CheckpointHistory, notes: 
             for each in history.ended
         ],
         "went_back": [
-            {
-                "offset": each.offset,
-                "log_time": each.log_time,
-                "why": each.why,
-                "client": each.client,
-                "checkpoint": each.checkpoint,
-                "pieces": each.pieces,
-                "undone_ms": each.undone_ms,
-            }
-            for each in history.went_back
+            fields_of(each, "offset log_time why client checkpoint pieces undone_ms") for each in history.went_back
         ],
         "notes": notes,
     }
@@ -366,11 +350,9 @@ def _taken_fields(taken: Taken | None) -> dict[str, object]:
     if taken is None:
         return dict.fromkeys(("took_ms", "members", "partitions", "slowest", "missing"))
     return {
-        "took_ms": taken.took_ms,
-        "members": taken.members,
-        "partitions": taken.partitions,
+        **fields_of(taken, "took_ms members partitions"),
         "slowest": taken.slowest or None,
-        "missing": [cut_json(cut) for cut in taken.missing],
+        "missing": [_CUTS.json(cut) for cut in taken.missing],
     }
 
 

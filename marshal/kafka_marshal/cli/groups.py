@@ -99,8 +99,7 @@ _GROUPS = Rows[GroupRow](
     ),
     Field("held", lambda row: partitions_of(lease for lease in row.leases if lease.held)),
     Field("lag", column=Column("lag", right=True), cell=lambda row: lag_cell(row.leases)),
-    "open_messages",
-    "parked",
+    "open_messages parked",
 )
 
 
@@ -277,8 +276,7 @@ _MEMBERS = Rows[_Member](
     Field("allow_key_share", lambda row: row.found is not None and row.found.allow_key_share),
     Field("pattern", lambda row: getattr(row.found, "pattern", None) or None),
     Field("topics", lambda row: None if row.found is None else sorted(row.found.topics)),
-    "state",
-    "silence_ms",
+    "state silence_ms",
     Field("partitions", lambda row: len(row.leases), Column("partitions", right=True)),
     Field("", column=Column("lag", right=True), cell=lambda row: lag_cell(row.leases) if row.leases else "-"),
     Field(
@@ -360,9 +358,7 @@ def _rebalances(now_ms: int) -> Rows[Rebalance]:
             Column("why", fold=True, least=20),
             lambda x: "; ".join(why_rebalanced(x)) or "-",
         ),
-        "joined",
-        "restarted",
-        "left",
+        "joined restarted left",
         Field("evicted", lambda x: [{"client": client, "by": by} for client, by in x.evicted]),
         "changed",
         Field("silent", lambda x: [{"client": client, "silence_ms": ms} for client, ms in x.silent]),

@@ -87,8 +87,10 @@ class Rows(Generic[T]):
     """A kind of row, declared once, for tables and JSON."""
 
     def __init__(self, *fields: Field[T] | str) -> None:
-        """fields: in the order of both; a text is one that is an attribute, and in JSON alone."""
-        self._fields: list[Field[T]] = [Field(each) if isinstance(each, str) else each for each in fields]
+        """fields: in the order of both; a text has attributes that are in JSON alone, as in `fields_of`."""
+        self._fields: list[Field[T]] = []
+        for each in fields:
+            self._fields += [Field(*pair) for pair in _pairs(each)] if isinstance(each, str) else [each]
         self._shown: list[Field[T]] = [each for each in self._fields if each.column is not None]
         self.columns: list[Column] = [each.column for each in self._fields if each.column is not None]
 
@@ -103,8 +105,12 @@ class Rows(Generic[T]):
 
 def fields_of(each: object, names: str) -> dict[str, Any]:
     """These attributes, in this order, for --json; ``from=before``: the attribute ``before`` is called ``from``."""
-    pairs = (name.partition("=") for name in names.split())
-    return {name: getattr(each, attribute or name) for name, _, attribute in pairs}
+    return {name: getattr(each, attribute) for name, attribute in _pairs(names)}
+
+
+def _pairs(names: str) -> list[tuple[str, str]]:
+    """Name and attribute of each."""
+    return [(name, attribute or name) for name, _, attribute in (each.partition("=") for each in names.split())]
 
 
 def is_terminal() -> bool:

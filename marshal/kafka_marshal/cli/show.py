@@ -9,7 +9,7 @@ import click
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE
 from kafka_marshal.cli.options import complete_topic_colon, place_option
-from kafka_marshal.cli.output import print_json, say, say_warning
+from kafka_marshal.cli.output import fields_of, print_json, say, say_warning
 from kafka_marshal.observe.payload import MOST_BYTES, Form, bytes_json, short, shown
 from kafka_marshal.observe.text import count, span, time_text
 
@@ -100,12 +100,7 @@ def _ago(message: StoredMessage) -> str:
 def _json(message: StoredMessage, most: int | None) -> dict[str, object]:
     value = message.value if most is None or message.value is None else message.value[:most]
     return {
-        "topic": message.topic,
-        "topic_partition": message.partition,
-        "offset": message.offset,
-        "timestamp": message.timestamp,
-        "timestamp_type": message.timestamp_type,
-        "committed": message.committed,
+        **fields_of(message, "topic topic_partition=partition offset timestamp timestamp_type committed"),
         **bytes_json("key", message.key),
         "headers": [{"name": name, **bytes_json("value", each)} for name, each in message.headers],
         **bytes_json("value", value),

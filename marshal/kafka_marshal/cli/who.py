@@ -21,7 +21,18 @@ from kafka_marshal.cli.options import (
     time_option,
     topic_partition,
 )
-from kafka_marshal.cli.output import Cell, Column, Field, Rows, is_terminal, print_json, print_table, progress, say
+from kafka_marshal.cli.output import (
+    Cell,
+    Column,
+    Field,
+    Rows,
+    fields_of,
+    is_terminal,
+    print_json,
+    print_table,
+    progress,
+    say,
+)
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.observe.rows import STATES
 from kafka_marshal.observe.text import clock_text, local_ms, names_of, no_group, time_text
@@ -266,9 +277,7 @@ def _json(owned: Ownership) -> dict[str, object]:
             **span_json(each.span),
             "last_beat": each.last_beat,
             "state": STATES[each.freshness],
-            "next": each.next,
-            "open": each.open,
-            "parked": each.parked,
+            **fields_of(each, "next open parked"),
         }
         for each in owned.moments
     ]
