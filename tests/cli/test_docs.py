@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from kafka_marshal.cli import app, failures, status
 from kafka_marshal.cli.output import Cell, Column, Field, Rows
+from kafka_marshal.observe.checkpoints import checkpoints_json
 from rationalizer import ClaimingPartition, Heartbeat, ReleaseGroup
 from tests.cli.harness import Command
 from tests.cli.test_kafka import A, Append, append, cluster, data
@@ -67,19 +69,21 @@ def test_fields_are_those_of_the_page(kafka: Command, append: Append, data: str,
 
 
 @pytest.mark.parametrize(
-    ("command", "place", "rows"),
+    ("command", "place", "rows", "more"),
     [
-        ("status", "groups[]", status._groups({})),
-        ("status", "members[]", status._MEMBERS),
-        ("status", "leases[]", status._LEASES),
-        ("lag", "partitions[]", status._LAGS),
-        ("check", "problems[]", status._PROBLEMS),
+        ("status", "groups[]", status._groups({}), checkpoints_json(None)),
+        ("status", "members[]", status._MEMBERS, ()),
+        ("status", "leases[]", status._LEASES, ()),
+        ("lag", "partitions[]", status._LAGS, ()),
+        ("check", "problems[]", status._PROBLEMS, ()),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_page_lists_each_field_of_a_row(command: str, place: str, rows: Rows[Any]) -> None:
+def test_the_page_lists_each_field_of_a_row(command: str, place: str, rows: Rows[Any], more: Iterable[str]) -> None:
     found = {path.removeprefix(f"{place}.") for path in documented(command) if path.startswith(f"{place}.")}
-    assert {re.split(r"\[|\.", name)[0] for name in found} == {each.name for each in rows._fields if each.name}
+    assert {re.split(r"\[|\.", name)[0] for name in found} == {each.name for each in rows._fields if each.name} | set(
+        more
+    )
 
 
 def test_a_row_is_declared_once_for_tables_and_json() -> None:

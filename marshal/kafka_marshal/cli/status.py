@@ -14,7 +14,7 @@ from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options, complete_group, span_option
 from kafka_marshal.cli.output import Cell, Column, Field, Rows, is_terminal, print_json, say, say_warning
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, show, stuck_section
-from kafka_marshal.observe.checkpoints import as_of_text, barrier_json
+from kafka_marshal.observe.checkpoints import as_of_text, checkpoints_json
 from kafka_marshal.observe.problems import (
     KINDS,
     Problem,
@@ -156,7 +156,7 @@ def _picture(
                 }
                 for cp, world in view.worlds.items()
             ],
-            "groups": [rows.json(each) for each in groups],
+            "groups": [{**rows.json(each), **checkpoints_json(each.checkpoints)} for each in groups],
             "members": [_MEMBERS.json(row) for each in groups for row in chain[_Row](each.members, each.idle)],
             "leases": [_LEASES.json(row) for each in groups for row in each.leases if row.cp is not None],
             "pauses": [
@@ -224,9 +224,6 @@ def _groups(problems: dict[str, list[Problem]]) -> Rows[GroupRow]:
         "no_progress_at_least=is_behind_longer paused=is_paused silence_ms=silent_ms",
         Field("all_silent_since", lambda row: None if row.all_silent is None else row.all_silent.since),
         Field("problems", lambda row: [_PROBLEMS.json(problem) for problem in problems[row.group]]),
-        Field("newest", lambda row: getattr(row.checkpoints, "newest", None)),
-        Field("age_ms", lambda row: getattr(row.checkpoints, "age_ms", None)),
-        Field("barrier", lambda row: barrier_json(getattr(row.checkpoints, "barrier", None))),
         Field(
             "",
             column=Column("state", fold=True, least=14),
