@@ -34,7 +34,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "check": ("status", "Is all well? Exit status 0, or 1 with the reasons."),
     "lag": ("status", "How far each group is behind, and how fast it goes."),
     "log": ("log", "The coordination log in words: when, who, what, outcome, why."),
-    "who": ("who", "Who owned a partition, since when, until when."),
+    "who": ("log", "Who owned a partition, since when, until when."),
     "ui": ("page", "A live page, with the whole history by a slider."),
     "groups": ("groups", "All groups, of both kinds, one row each."),
     "group": ("groups", "One group: members, pieces, settings, the last rebalances."),
