@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.cli.who import _answer
+from kafka_marshal.cli.log import _answer
 from kafka_marshal.observe.ownership import Ownership
 from kafka_marshal.observe.text import time_text
 from rationalizer import (

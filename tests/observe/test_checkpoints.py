@@ -10,15 +10,11 @@ from typing import Any
 import pytest
 
 from kafka_marshal.cli.log import Filter, LogLines
+from kafka_marshal.observe.checkpoint_history import CheckpointHistory, Ended, Happened, Taken, WentBack
 from kafka_marshal.observe.checkpoints import (
     BarrierRow,
-    CheckpointHistory,
     CheckpointsRow,
-    Ended,
-    Happened,
-    Taken,
     UnsavedRow,
-    WentBack,
     checkpoints_row,
     cuts_now,
     is_initial,

@@ -24,13 +24,11 @@ from kafka_marshal.errors import (
     KafkaUnavailableError,
     MarshalError,
 )
+from kafka_marshal.observe.checkpoint_history import CheckpointHistory, Ended, Taken
 from kafka_marshal.observe.checkpoints import (
     KIND_WORDS,
-    CheckpointHistory,
     Cut,
-    Ended,
     Seen,
-    Taken,
     cuts_now,
     is_initial,
     oldest_cut,

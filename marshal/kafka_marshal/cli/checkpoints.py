@@ -31,7 +31,6 @@ from kafka_marshal.observe.checkpoints import (
     barrier_json,
     barrier_text,
     checkpoints_row,
-    happened_text,
     is_initial,
     oldest_cut,
 )
@@ -41,7 +40,8 @@ from rationalizer import route_group
 
 if TYPE_CHECKING:
     from kafka_marshal.admin import Rewound, RolledBack, TakenCheckpoint
-    from kafka_marshal.observe.checkpoints import CheckpointHistory, CheckpointsRow, Cut, Ended, Taken, WentBack
+    from kafka_marshal.observe.checkpoint_history import CheckpointHistory, Ended, Taken, WentBack
+    from kafka_marshal.observe.checkpoints import CheckpointsRow, Cut
     from kafka_marshal.observe.view import View
     from rationalizer import Group, Outcome
 
@@ -190,7 +190,7 @@ def checkpoints(
     \b
     Exit status: 0; 1 the group is unknown or takes none, or it was not changed; 2 wrong use; 3 no Kafka.
     """
-    from kafka_marshal.observe.checkpoints import CheckpointHistory
+    from kafka_marshal.observe.checkpoint_history import CheckpointHistory
 
     ways = [pin is not None, retire is not None, start, end]
     if sum(ways) > 1:
@@ -252,6 +252,8 @@ def _change(
 
 
 def _picture(options: Options, view: View, name: str, history: CheckpointHistory) -> Picture:
+    from kafka_marshal.observe.checkpoint_history import happened_text
+
     notes = view.notes_on_upgrades()
     group = next((each for each in view.coordinated() if each.group_id == name), None)
     if group is None and name not in view.names():

@@ -40,7 +40,6 @@ from kafka_marshal.cli.output import (
     say_warning,
 )
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.observe.checkpoints import happened_text
 from kafka_marshal.observe.rows import STATES
 from kafka_marshal.observe.text import clock_text, local_ms, names_of, no_group, time_text
 from kafka_marshal.secret import visible
@@ -122,6 +121,7 @@ class LogLines:
 
     def read(self, cp: int, entries: list[LogEntry]) -> Iterator[LogLine]:
         """Replay a run of one CP's records, ascending; the lines of those selected."""
+        from kafka_marshal.observe.checkpoint_history import happened_text
         from kafka_marshal.observe.meter import outage_text
         from kafka_marshal.observe.words import reason, what
         from rationalizer import World, codes

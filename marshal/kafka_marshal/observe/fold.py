@@ -6,18 +6,19 @@ Coordination partitions are read one after the other. So each fact about a worke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from kafka_marshal.observe.checkpoints import CheckpointHistory
+from kafka_marshal.observe.checkpoint_history import CheckpointHistory
 from rationalizer import codes, route_group
 from rationalizer.groups.history import Assignments
 from rationalizer.history import End, Owners
 from rationalizer.wire.records import KINDS, DuringPause
 
 if TYPE_CHECKING:
-    from kafka_marshal.observe.checkpoints import Happened
+    from kafka_marshal.observe.checkpoint_history import Happened
+    from kafka_marshal.observe.checkpoints import Unsaved
     from rationalizer import Outcome, World
     from rationalizer.groups.history import Rebalance
     from rationalizer.history import LeaseKey, Span
@@ -249,6 +250,11 @@ class Fold:
         """Take in plain heartbeats of this coordination partition: of each sender the last one."""
         for (group, client, instance), (log_time, offset) in heard.items():
             self._hear(group, client, instance, (log_time, cp, offset))
+
+    def unsaved(self, group: str) -> Iterable[Unsaved]:
+        """The members of a group whose states are not saved."""
+        known = self.checkpoints.get(group)
+        return () if known is None else known.unsaved.values()
 
     def workers(self, since: int = 0) -> list[Worker]:
         """The newest instance of each worker that was heard since that log time (ms), by group and name."""

@@ -307,9 +307,11 @@ class View:
         """
         if self.outage:  # known positions may lie beyond the last known log ends
             return [replace(row, outage=True) for row in self._rows]
-        now_ms, known = self.silence.now_ms(), self.fold.checkpoints
+        now_ms = self.silence.now_ms()
         groups = {each.group_id: each for each in self.coordinated()}
-        taking = {name: (x, row) for name, x in groups.items() if (row := checkpoints_row(x, now_ms, known))}
+        taking = {
+            name: (x, row) for name, x in groups.items() if (row := checkpoints_row(x, now_ms, self.fold.unsaved(name)))
+        }
         rows = [
             self._row(cp, info, progress, now_ms, taking.get(info.group_id))
             for cp, world in self.worlds.items()
@@ -359,7 +361,7 @@ class View:
             )
             for name, rows in sorted(by_group.items())
         ]
-        of = {name: (group, checkpoints_row(group, now_ms, self.fold.checkpoints)) for name, group in homes.items()}
+        of = {name: (group, checkpoints_row(group, now_ms, self.fold.unsaved(name))) for name, group in homes.items()}
         return [_coordinated(each, *of[each.group], now_ms) if each.group in of else each for each in found]
 
     def _silence(self, rows: list[LeaseRow], group: Group | None, last: int, now_ms: int) -> tuple[int, bool]:

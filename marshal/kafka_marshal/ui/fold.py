@@ -16,7 +16,8 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from kafka_marshal.observe.checkpoints import CheckpointHistory, Ended, Taken, happened_text, seen_by
+from kafka_marshal.observe.checkpoint_history import CheckpointHistory, Ended, Taken, happened_text
+from kafka_marshal.observe.checkpoints import seen_by
 from kafka_marshal.observe.fold import group_of, lease_of
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.words import is_beat, is_routine, reason, what, why_rebalanced

@@ -37,7 +37,8 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.files import file_beside
 from kafka_marshal.instance import release
 from kafka_marshal.logs import log
-from kafka_marshal.observe.checkpoints import Answer, CheckpointHistory, Cut, Ended, OpenBarrier, Taken, WentBack
+from kafka_marshal.observe.checkpoint_history import Answer, CheckpointHistory, Ended, OpenBarrier, Taken, WentBack
+from kafka_marshal.observe.checkpoints import Cut
 from kafka_marshal.observe.log import Log
 from kafka_marshal.ui.fold import CutPiece, GroupHistory, History, Mark, Marks, Pausing, Rebalanced, Waiting, hash_of
 from kafka_marshal.ui.index import Events, KeySpans, Moments, Names, Pulse, Samples, Series, SpanStore

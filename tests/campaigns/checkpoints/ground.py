@@ -15,7 +15,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-from kafka_marshal.observe.checkpoints import CheckpointHistory, Ended, Happened, Taken, WentBack
+from kafka_marshal.observe.checkpoint_history import CheckpointHistory, Ended, Happened, Taken, WentBack
 from rationalizer import Group, World, route_group
 from rationalizer.limits import MAX_KEY_HASH
 from tests.campaigns.chaos.log import read_topic, write_dump
