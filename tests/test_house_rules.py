@@ -155,7 +155,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "admin": (16, 6_150),
     "archive": (3, 820),
     "checkpoints": (3, 580),
-    "cli": (24, 7_840),
+    "cli": (23, 7_760),
     "client": (31, 10_890),
     "engine": (59, 18_480),
     "kafka_marshal": (14, 2_760),
@@ -167,7 +167,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "sinks": (7, 2_700),
     "snapshots": (5, 1_030),
     "testing": (38, 11_200),
-    "ui": (10, 4_340),
+    "ui": (10, 4_350),
     "watchdog": (3, 940),
 }
 
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (337, 103_410)
+MOST_OF_ALL = (337, 103_340)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
