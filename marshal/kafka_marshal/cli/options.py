@@ -216,9 +216,11 @@ class Command(click.Command):
                     formatter.write_dl(lines)
 
 
-def parsed(
-    parse: Callable[[Options, str, str], T], hint: str = ""
-) -> Callable[[click.Context, click.Parameter, str | None], T | None]:
+#: What click calls with an option's text.
+Parsed = Callable[[click.Context, click.Parameter, str | None], T | None]
+
+
+def parsed(parse: Callable[[Options, str, str], T], hint: str = "") -> Parsed[T]:
     """The callback of an option with a value: parse(options, the option's name, text), which may raise ValueError.
 
     hint: follows the error's text.
@@ -245,10 +247,10 @@ def read_time(options: Options, option: str, text: str, *, moves: bool = False) 
 
 
 #: A span of time (ms).
-span_option = parsed(lambda _, __, text: parse_span(text))
+span_option: Parsed[int] = parsed(lambda _, __, text: parse_span(text))
 
 #: A time (ms since 1970).
-time_option = parsed(read_time)
+time_option: Parsed[int] = parsed(read_time)
 
 
 def times_json(options: Options) -> list[dict[str, object]]:
@@ -335,7 +337,7 @@ def _position(options: Options, option: str, text: str) -> Target:
 
 
 #: The callback of --to.
-to_option = parsed(_position, " (or earliest, latest, readable, an offset)")
+to_option: Parsed[Target] = parsed(_position, " (or earliest, latest, readable, an offset)")
 
 
 def targets_option(
