@@ -24,6 +24,7 @@ from tests.faults.stories import (
     TOPIC,
     Story,
     answer,
+    await_assigned,
     is_ours,
     member,
     memory_cluster,
@@ -149,13 +150,6 @@ def steering(act: Callable[[Story, Consumer], object], **options: Any) -> Attemp
         story.check(consumer)
 
     return attempt
-
-
-def await_assigned(consumer: Any) -> None:
-    until = time.monotonic() + AGAIN_S
-    while len(consumer.assignment()) < PARTITIONS:
-        assert time.monotonic() < until, f"only {consumer.assignment()} assigned after {AGAIN_S:g} s"
-        time.sleep(0.002)
 
 
 def pause_resume(_story: Story, consumer: Consumer) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from kafka_marshal import ClosedError, Consumer, Delivery, Marshal
-from tests.faults.stories import AGAIN_S, ANSWER_S, TOPIC, answer, is_ours, member, memory_cluster
+from tests.faults.stories import ANSWER_S, TOPIC, answer, await_assigned, is_ours, member, memory_cluster
 from tests.interrupts import stacks
 
 __all__ = ["CALLBACKS", "DELIVERIES", "LOOPS", "WHAT", "Background", "a_callback_closes", "closed_at_once", "opened"]
@@ -110,7 +110,7 @@ def a_callback_closes(marshal: Marshal, callback: str, what: str) -> None:
     consumer = marshal.consumer([TOPIC], **options)
     user = Background(lambda: iterate(consumer))
     if callback != "on_assign":
-        assert marshal.world.wait_for(lambda world: len(world.leases()) == 2, AGAIN_S)
+        await_assigned(consumer)
         answer(*(("Consumer.close()", consumer.close) if callback == "on_revoke" else ("close()", marshal.close)))
     user.end()
     answer("another Consumer.close()", consumer.close)

@@ -25,7 +25,17 @@ from kafka_marshal.ports import DataFault, Message
 from tests.faults import cases
 from tests.faults.crew import WAYS, share
 from tests.faults.endings import CALLBACKS, DELIVERIES, LOOPS, WHAT, a_callback_closes, closed_at_once, opened
-from tests.faults.stories import AGAIN_S, MESSAGES, PARTITIONS, TOPIC, Story, answer, member, memory_cluster
+from tests.faults.stories import (
+    AGAIN_S,
+    MESSAGES,
+    PARTITIONS,
+    TOPIC,
+    Story,
+    answer,
+    await_assigned,
+    member,
+    memory_cluster,
+)
 from tests.interrupts import Interrupts
 
 __all__ = ["PROOFS", "SHARED", "Proof", "heard"]
@@ -188,7 +198,7 @@ def another_thread_is_faster(delivery: Delivery) -> None:
     cluster = memory_cluster(PARTITIONS, 0)
     marshal = member(cluster)
     consumer = marshal.consumer([TOPIC], delivery=delivery, batch_size=4)
-    cases.await_assigned(consumer)
+    await_assigned(consumer)
     pump, got, looks = consumer._fetcher.pump, list[tuple[int | None, int | None]](), list[float]()
 
     def take() -> None:
@@ -267,7 +277,7 @@ def an_error_keeps_nothing() -> None:
     """The caller's variables are freed with its frame, not by the garbage collector, so that a drop is noticed."""
     story = Story()
     consumer = story.make_consumer()
-    cases.await_assigned(consumer)
+    await_assigned(consumer)
     setattr(consumer._fetcher.reader, "read", partial(_raise, OddError))  # noqa: B010 - a method is not assigned otherwise
 
     def fails() -> weakref.ref[Kept]:

@@ -67,6 +67,14 @@ def member(cluster: MemoryCluster, client_id: str = "a", hi: int = HI) -> Marsha
     return Marshal.on_cluster(cluster.connect(client_id), group_id=GROUP, client_id=client_id, heartbeat_interval_ms=hi)
 
 
+def await_assigned(consumer: Any) -> None:
+    """All partitions: on_assign was called or would have been, so that an end calls on_revoke."""
+    until = time.monotonic() + AGAIN_S
+    while len(consumer.assignment()) < PARTITIONS:
+        assert time.monotonic() < until, f"only {consumer.assignment()} assigned after {AGAIN_S:g} s"
+        time.sleep(0.002)
+
+
 class Story:
     """One run: everything delivered, marked as done, and found in the log at the end."""
 

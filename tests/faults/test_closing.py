@@ -25,7 +25,7 @@ from tests.faults.endings import (
     iterate,
     opened,
 )
-from tests.faults.stories import AGAIN_S, ANSWER_S, HI, TOPIC, answer, member
+from tests.faults.stories import AGAIN_S, ANSWER_S, HI, TOPIC, answer, await_assigned, member
 from tests.interrupts import run_within
 
 pytestmark = pytest.mark.flaky(reruns=0)
@@ -197,7 +197,7 @@ def test_a_consumer_does_not_wait_for_ever_and_releases_when_the_callback_return
     marshal: Marshal, hung: Hung, caplog: pytest.LogCaptureFixture
 ) -> None:
     consumer = marshal.consumer([TOPIC], on_revoke=hung)
-    assert marshal.world.wait_for(lambda world: len(world.leases()) == 2, AGAIN_S)
+    await_assigned(consumer)
     within("Consumer.close()", 0.1, lambda: consumer.close(0.1))
     assert "stay with this Marshal" in warnings(caplog, "on_revoke of t [0], t [1] has not returned")[0]
     threading.Event().wait(3 * HI / 1000)  # longer than a lease lasts without heartbeats
@@ -209,7 +209,7 @@ def test_a_consumer_does_not_wait_for_ever_and_releases_when_the_callback_return
 @pytest.mark.parametrize("what", ["consumer", "marshal"])
 def test_the_most_impatient_close_counts(marshal: Marshal, hung: Hung, what: str) -> None:
     consumer = marshal.consumer([TOPIC], on_revoke=hung)
-    assert marshal.world.wait_for(lambda world: len(world.leases()) == 2, AGAIN_S)
+    await_assigned(consumer)
     closing = consumer.close if what == "consumer" else marshal.close
     patient = Background(lambda: closing(None))
     assert hung.begun.wait(AGAIN_S)
@@ -219,7 +219,7 @@ def test_the_most_impatient_close_counts(marshal: Marshal, hung: Hung, what: str
 
 def test_a_callback_is_waited_for_as_long_as_was_asked_for(marshal: Marshal, hung: Hung) -> None:
     consumer = marshal.consumer([TOPIC], on_revoke=hung)
-    assert marshal.world.wait_for(lambda world: len(world.leases()) == 2, AGAIN_S)
+    await_assigned(consumer)
     closing = Background(consumer.close)
     assert hung.begun.wait(AGAIN_S)
     assert not closing.has_ended_within(1.5)
@@ -277,7 +277,7 @@ def test_close_ends_where_a_thread_of_ours_hangs(marshal: Marshal, hung: Hung, m
 @pytest.mark.parametrize("delay_s", [0.0, 0.1])
 def test_a_handler_of_a_signal_closes_while_a_callback_hangs(marshal: Marshal, hung: Hung, delay_s: float) -> None:
     consumer = marshal.consumer([TOPIC], on_revoke=hung)
-    assert marshal.world.wait_for(lambda world: len(world.leases()) == 2, AGAIN_S)
+    await_assigned(consumer)
     before = signal.signal(signal.SIGALRM, lambda *_: marshal.close(0.1))
     began = time.monotonic()
     try:

@@ -110,6 +110,13 @@ FAULTS: tuple[Mutation, ...] = (
         "C14",
     ),
     Mutation(
+        "a run that a loop gives back with its next question stays in flight",
+        "Pull.after",
+        "self._delivery.undo_run(left, now)",
+        "pass",
+        "C14",
+    ),
+    Mutation(
         "a batch that reached nobody is not undone",
         "_batches",
         "answer = self._ask(self._serve_batch, max_messages, timeout, undo=self._undo)",

@@ -209,7 +209,7 @@ def test_consume_keeps_its_timeout_at_most_once() -> None:
 
 def test_a_loop_that_never_waits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     pump = Fetcher.pump
-    monkeypatch.setattr(Fetcher, "pump", lambda self, timeout_s: pump(self, 0.0))
+    monkeypatch.setattr(Fetcher, "pump", lambda self, timeout_s, then=None: pump(self, 0.0, then))
     violation = simulate_one(_scenario(worker="iterate")).violation
     assert violation is not None
     assert violation.promise == "busy waiting"
