@@ -45,9 +45,13 @@ def test_a_member_whose_saves_fail_one_after_another_is_not_well(team: Team, mon
     monkeypatch.setattr(team.store, "save", fails)
     a = team.start("a")
     team.produce(3)
-    wait_until(lambda: not a.marshal.health().ok)
-    (problem,) = a.marshal.health().problems
-    assert problem.startswith("its last ") and "lack some or all of its pieces" in problem
+
+    def told() -> list[str]:  # on a busy machine others may be told for a moment, too
+        return [x for x in a.marshal.health().problems if x.startswith("its last ")]
+
+    wait_until(lambda: bool(told()))
+    (problem,) = told()
+    assert "lack some or all of its pieces" in problem
     assert "on_checkpoint fails or hangs: check the store of states" in problem
     monkeypatch.setattr(team.store, "save", save)
     wait_until(lambda: a.marshal.health().ok)

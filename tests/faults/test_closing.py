@@ -246,10 +246,12 @@ def test_close_ends_where_the_engines_lock_is_never_free(
 ) -> None:
     policy = Stuck(hung)
     consumer = marshal.consumer([TOPIC], policy=policy)
-    user = Background(lambda: iterate(consumer))
-    assert marshal.world.wait_for(lambda world: len(world.leases()) == 2, AGAIN_S)
+    await_assigned(consumer)
     policy.is_stuck = True
-    assert hung.begun.wait(AGAIN_S)
+    with another(marshal) as other:
+        other.consumer([TOPIC])  # what it asks for changes the view: a policy is asked after changes only
+        assert hung.begun.wait(AGAIN_S)
+    user = Background(lambda: iterate(consumer))  # only now: a thread of the library is the one that hangs
     within(f"{what}.close()", 0.3, lambda: (consumer if what == "consumer" else marshal).close(0.3))
     told = warnings(caplog, "has not ended 1 s after its timeout of 0.3 s")
     assert len(told) == 1
