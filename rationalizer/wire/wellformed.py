@@ -125,7 +125,8 @@ def _are_ranges(value: object) -> bool:
 
 def are_ranges_or_none(value: Any) -> bool:
     """0 … 10,000 [first, last]."""
-    if not _are_arrays(value, MAX_COMMIT_RANGES):
+    # As _are_arrays: a call less for each entry of a commit.
+    if type(value) is not tuple or len(value) > MAX_COMMIT_RANGES or not set(map(type, value)) <= {tuple}:
         return False
     try:
         for first, last in value:
@@ -198,21 +199,27 @@ def _are_commit_entries(value: object) -> bool:
 def _are_entries_or_none(value: Any) -> bool:
     if not _are_arrays(value, MAX_COMMIT_ENTRIES):
         return False
+    # No call for each number: a group's log is mostly such entries, with `through` and neither ranges nor metadata.
+    max_partition, max_offset = MAX_PARTITION, MAX_OFFSET
     good_topics: set[object] = set()
     try:
         for topic, partition, lo, hi, action, through, ranges, metadata in value:
             if type(topic) is not str or (topic not in good_topics and not is_topic(topic)):
                 return False
             good_topics.add(topic)
-            if not (is_partition(partition) and is_offset(lo) and is_offset(hi) and lo <= hi):
+            if type(partition) is not int or not 0 <= partition <= max_partition:
+                return False
+            if type(lo) is not int or type(hi) is not int or not 0 <= lo <= hi <= max_offset:
                 return False
             if type(action) is not int or not COMMIT <= action <= START:
                 return False
             if action == START and (through is None or lo != 0 or hi != MAX_KEY_HASH):
                 return False
-            if through is not None and (ranges or not is_position(through)):
+            if through is not None and (type(through) is not int or not NOTHING_DONE <= through <= max_offset):
                 return False
-            if not (are_ranges_or_none(ranges) and is_metadata(metadata)):
+            if type(ranges) is not tuple or (ranges and (through is not None or not are_ranges_or_none(ranges))):
+                return False
+            if metadata is not None and not is_metadata(metadata):
                 return False
     except ValueError:  # not eight
         return False

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import struct
+import sys
+from collections import Counter
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from rationalizer import (
     World,
     decode,
 )
+from rationalizer.wire.wellformed import COMMIT_ENTRIES
 
 HEAD = [1, 1, "1", "a", "g"]
 TICK = [1, 32, "1", "a", "g"]
@@ -302,6 +306,25 @@ def test_e6_entries_and_ranges_are_arrays_of_arrays(thing: Any) -> None:
 )
 def test_e2_the_ends_of_a_batch_entry_are_good(entry: list[Any]) -> None:
     assert outcome(packb([1, 6, "1", "a", "g", [entry, entry]])) == ("PARTIAL", "HeartbeatBatch")
+
+
+def test_a_plain_entry_of_a_commit_is_judged_without_a_call() -> None:
+    calls: Counter[str] = Counter()
+
+    def seen(_frame: FrameType, event: str, _of: object) -> None:
+        calls[event] += 1
+
+    def calls_for(entries: int) -> int:
+        value = tuple([("t", number, 0, TOP, 0, 7, (), None) for number in range(entries)])
+        calls.clear()
+        sys.setprofile(seen)
+        try:
+            assert COMMIT_ENTRIES.holds(value)
+        finally:
+            sys.setprofile(None)
+        return calls["call"]
+
+    assert calls_for(100) == calls_for(1) > 0
 
 
 def test_decode_raises_what_the_outcome_says() -> None:
