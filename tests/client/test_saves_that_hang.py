@@ -46,7 +46,7 @@ def test_a_member_whose_saves_fail_one_after_another_is_not_well(team: Team, mon
     a = team.start("a")
     team.produce(3)
 
-    def told() -> list[str]:  # on a busy machine others may be told for a moment, too
+    def told() -> list[str]:  # on a busy machine others may show for a moment, too
         return [x for x in a.marshal.health().problems if x.startswith("its last ")]
 
     wait_until(lambda: bool(told()))
