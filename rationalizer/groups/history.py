@@ -16,12 +16,9 @@ from rationalizer.history import BEFORE, End, Span
 from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.outcome import Outcome
 from rationalizer.wire.records import (
-    AnswerBarrier,
-    BeginCheckpoint,
     CommitOffsets,
     ConfigureGroup,
     ForgetGroup,
-    GroupHeartbeat,
     JoinGroup,
     LeaveGroup,
     Rollback,
@@ -29,11 +26,6 @@ from rationalizer.wire.records import (
 )
 from rationalizer.wire.wellformed import LET_GO
 from rationalizer.world import World
-
-_TYPES = (
-    *(JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, ConfigureGroup, ForgetGroup),
-    *(BeginCheckpoint, AnswerBarrier, Rollback),
-)
 
 
 class Moved(NamedTuple):
@@ -107,7 +99,8 @@ class Assignments:
     def see(self, world: World, outcome: Outcome) -> list[Span]:
         """Take in a record that this world has just applied; the spans that it began, or that fell off others."""
         message = outcome.message
-        if message is None or not outcome.is_a(*_TYPES) or message.group_id != self.group_id:
+        is_about_groups = outcome.of_group or outcome.is_a(ForgetGroup)
+        if message is None or not is_about_groups or message.group_id != self.group_id:
             return []
         if not outcome.accepted:
             self.overhear(outcome)

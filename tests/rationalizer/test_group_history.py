@@ -6,9 +6,20 @@ import random
 
 import pytest
 
-from rationalizer import CommitEntry, ForgetGroup, LeaveGroup, Record, ReleaseGroup, Tick, World, encode
+from rationalizer import (
+    CommitEntry,
+    ForgetGroup,
+    LeaveGroup,
+    Record,
+    ReleaseGroup,
+    SettleOffsets,
+    Tick,
+    World,
+    encode,
+)
 from rationalizer.groups.history import Assignments, Rebalance, done_in
 from rationalizer.history import BEFORE, End, Span
+from rationalizer.levels import SHARING_LEVEL
 from rationalizer.limits import MAX_KEY_HASH
 from tests.fleet import Fleet, let_go, started
 
@@ -90,6 +101,25 @@ def test_the_dead_are_named_with_their_silence_and_their_pieces_with_the_time_no
     (moved,) = last.moved
     assert moved.before is not None
     assert (moved.before.client_id, moved.before.ended, moved.vacant_ms) == ("b", End.REPLACED, 12_000)
+
+
+def test_h4_a_member_that_only_settles_messages_finds_the_dead_too() -> None:
+    story = Story()
+    story.fleet.upgrade(SHARING_LEVEL)
+    story.fleet.join("a", {"t": 2})
+    generation = story.fleet.join("b", {"t": 2})
+    story.fleet.commit("a", generation, let_go("t", 1))
+    story.now = 9_000
+    story.fleet.beat("a", generation)
+    story.now = 12_000
+    instance, client, group, member_id = story.fleet.ids("a")
+    settle = SettleOffsets(
+        instance, client, group, member_id, generation, story.world.next_offset, "t", 0, done=((0, 0),)
+    )
+    offset = story.append(settle, 0)
+    last = story.fold.rebalances[-1]
+    assert (last.generation, last.silent) == (offset, [("b", 12_000)])
+    assert story.told(1)[-1] == ("a", 12_000, None, End.OPEN)
 
 
 def test_who_leaves_who_restarts_and_who_changes() -> None:
