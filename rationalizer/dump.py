@@ -31,7 +31,6 @@ from rationalizer.wire.records import (
     AnswerBarrier,
     BeginCheckpoint,
     ClaimingShare,
-    JoinGroup,
     KeepCheckpoint,
     Rollback,
     SettlingMessages,
@@ -321,24 +320,10 @@ class Replay:
             outcome = self.world(record.partition).apply(record.offset, record.timestamp_ms, record.value)
             if outcome.code == codes.UPGRADE_REQUIRED:
                 continue
-            line: dict[str, object] = {
-                "partition": record.partition,
-                "offset": record.offset,
-                "log_time": outcome.log_time,
-                "type": outcome.type,
-                "accepted": outcome.accepted,
-                "code": outcome.code,
-                "epoch": outcome.epoch,
-            }
-            if outcome.entries is not None:
-                line["entries"] = list(outcome.entries)
-            if outcome.of_group:
-                line["generation"] = outcome.generation
+            line: dict[str, object] = {"partition": record.partition, "offset": record.offset, **outcome.shown()}
             if outcome.of_group and outcome.is_a(BeginCheckpoint, AnswerBarrier, Rollback, KeepCheckpoint):
                 line["checkpoint"] = outcome.checkpoint
                 line["barrier"] = outcome.barrier
-            if outcome.of_group and outcome.is_a(JoinGroup):
-                line["member"] = outcome.member
             if outcome.judged and outcome.is_a(ClaimingShare):
                 line["share"] = outcome.share
             if outcome.judged and outcome.is_a(SettlingMessages):

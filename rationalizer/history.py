@@ -17,7 +17,7 @@ from typing import Final
 
 from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.outcome import Outcome
-from rationalizer.wire.records import ClaimingShare, ForgetGroup, Heartbeat, ReleasingPartition
+from rationalizer.wire.records import ForgetGroup, Heartbeat, ReleasingPartition
 from rationalizer.world import World
 
 __all__ = ["BEFORE", "End", "LeaseKey", "Owners", "Span"]
@@ -142,10 +142,9 @@ class Owners:
 
     def overhear(self, outcome: Outcome) -> None:
         """Take in a record that was rejected: it may say who evicts an owner (C20)."""
-        message = outcome.message
-        if not outcome.is_a(ReleasingPartition) or outcome.accepted or message is None:
+        if outcome.accepted or not outcome.is_a(ReleasingPartition) or (lease := outcome.lease) is None:
             return
-        span = self.now.get((message.group_id, message.topic, message.partition))
+        message, span = outcome.message, self.now.get(lease)
         if span is not None and span.held and span.epoch == message.epoch and span.client_id != message.client_id:
             span.evictor = message.client_id
 
@@ -165,7 +164,7 @@ class Owners:
             span.last_beat = lease.last_beat
             return None
         if lease.client_id is None or lease.instance_id is None:
-            if outcome.is_a(ClaimingShare):  # a stale holder goes (B3)
+            if outcome.share is not None:  # a stale holder goes (B3)
                 self.free(key, *at, End.REPLACED)
                 return self.now[key]
             if span is not None and outcome.is_a(ReleasingPartition) and outcome.message is not None:

@@ -8,7 +8,15 @@ from typing import Any, Final, NamedTuple
 
 from rationalizer import codes
 from rationalizer.wire.codec import build
-from rationalizer.wire.records import Kind, Record
+from rationalizer.wire.records import (
+    CommitOffsets,
+    DuringPause,
+    JoinGroup,
+    Kind,
+    Record,
+    SettleOffsets,
+    SettlingMessages,
+)
 from rationalizer.wire.unpacking import Message
 
 
@@ -81,20 +89,60 @@ class Outcome:
         return None if self._read is None else self._read[0].named(self._read[1])
 
     @property
+    def group_id(self) -> str:
+        """The group that the record is about; "": none (it is not well formed, or is about the whole log)."""
+        if self._read is None or self._read[0].during_pause is DuringPause.NOT_OF_THE_GROUP:
+            return ""
+        return str(self._read[1][4])
+
+    @property
+    def lease(self) -> tuple[str, str, int] | None:
+        """The lease that the record names, as (group, topic, partition); None: it names none, or several."""
+        if self._read is None or not self._read[0].names_lease:
+            return None
+        _, _, _, _, group_id, topic, partition, *_ = self._read[1]
+        return group_id, topic, partition
+
+    @property
+    def by_operator(self) -> bool:
+        """Whether it sets positions, or settles messages, for a client that is no member and no holder (G21, H3, H4)."""
+        message = self.message
+        if message is None or not self.is_a(CommitOffsets, SettleOffsets, SettlingMessages):
+            return False
+        return message.epoch is None if self.is_a(SettlingMessages) else not message.member_id
+
+    @property
     def leases(self) -> list[tuple[tuple[str, str, int], str]]:
         """The leases that it took effect on, as (group, topic, partition), in its order, each with its code.
 
         One may be there more than once; a ForgetGroup names none.
         """
-        if self._read is None or not self.accepted:
+        if not self.accepted:
             return []
-        kind, message = self._read[0], self.message
-        if kind.names_lease:
-            return [((message.group_id, message.topic, message.partition), self.code)]
+        if (lease := self.lease) is not None:
+            return [(lease, self.code)]
         if self.entries is None or self.of_group:
             return []
+        message = self.message
         answers = zip(message.entries, self.entries, strict=True)
         return [((message.group_id, entry[0], entry[1]), code) for entry, code in answers if code in codes.ACCEPTED]
+
+    def shown(self) -> dict[str, object]:
+        """With the keys of D2 that most types have, in their order."""
+        line: dict[str, object] = {
+            "log_time": self.log_time,
+            "type": self.type,
+            "accepted": self.accepted,
+            "code": self.code,
+            "epoch": self.epoch,
+        }
+        if self.entries is not None:
+            line["entries"] = list(self.entries)
+        if self.of_group:
+            line["generation"] = self.generation
+        if self.of_group and self.is_a(JoinGroup):
+            line["member"] = self.member
+        return line
 
     @property
     def judged(self) -> bool:

@@ -36,14 +36,13 @@ from kafka_marshal.observe.checkpoints import (
 )
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.text import clock_text, count, no_group, span, time_text
-from rationalizer import route_group
 
 if TYPE_CHECKING:
     from kafka_marshal.admin import Rewound, RolledBack, TakenCheckpoint
     from kafka_marshal.observe.checkpoint_history import CheckpointHistory, Ended, Taken, WentBack
     from kafka_marshal.observe.checkpoints import CheckpointsRow, Cut
     from kafka_marshal.observe.view import View
-    from rationalizer import Group, Outcome
+    from rationalizer import Group
 
 _KEPT = (
     Column("checkpoint", right=True),
@@ -190,8 +189,6 @@ def checkpoints(
     \b
     Exit status: 0; 1 the group is unknown or takes none, or it was not changed; 2 wrong use; 3 no Kafka.
     """
-    from kafka_marshal.observe.checkpoint_history import CheckpointHistory
-
     ways = [pin is not None, retire is not None, start, end]
     if sum(ways) > 1:
         raise click.UsageError("--pin, --retire, --start and --end are four things to do: use one.")
@@ -200,18 +197,10 @@ def checkpoints(
     if any(ways):
         return _change(options, group, pin, retire, start, hold, keep or 16, within)
     with viewing(options) as view:
-        home = route_group(group, len(view.worlds))
-        history = CheckpointHistory(group)
-        history.begin(view.worlds[home])
-
-        def observe(cp: int, offset: int, outcome: Outcome) -> None:
-            if cp == home and outcome.of_group and outcome.message.group_id == group:
-                history.see(view.worlds[cp], outcome)
-
-        view.observers.append(observe)
+        view.from_start = True
         catch_up(view)
         view.learn_time()
-        return print_picture(_picture(options, view, group, history), options)
+        return print_picture(_picture(options, view, group), options)
 
 
 def _change(
@@ -251,7 +240,7 @@ def _change(
     return DONE
 
 
-def _picture(options: Options, view: View, name: str, history: CheckpointHistory) -> Picture:
+def _picture(options: Options, view: View, name: str) -> Picture:
     from kafka_marshal.observe.checkpoint_history import happened_text
 
     notes = view.notes_on_upgrades()
@@ -273,6 +262,7 @@ def _picture(options: Options, view: View, name: str, history: CheckpointHistory
             f"{quote(name)}{options.reach()} --start",
             NO,
         )
+    history = view.fold.checkpoints[name]
     events: list[Ended | WentBack] = sorted([*history.ended, *history.went_back], key=lambda each: each.log_time)
     cells: list[list[str | Cell]] = [
         [Cell(time_text(each.log_time), short=clock_text(each.log_time, now_ms)), happened_text(each)]

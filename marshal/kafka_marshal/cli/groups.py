@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kafka_marshal.cli.options import Options
     from kafka_marshal.observe.view import View
     from rationalizer import Group, Member, Settings
-    from rationalizer.groups.history import Assignments, Moved, Rebalance
+    from rationalizer.groups.history import Moved, Rebalance
     from rationalizer.history import Span
 
 _SETTINGS = (Column("setting"), Column("value", fold=True))
@@ -141,21 +141,14 @@ def group(options: Options, name: str, changes: dict[str, object], rebalances: i
     \b
     Exit status: 0; 1 the group is unknown, or a claimed one (--set); 2 wrong use; 3 no Kafka.
     """
-    from rationalizer import route_group
-    from rationalizer.groups.history import Assignments
-
     if changes:
         return _configure(options, name, changes)
     with viewing(options) as view:
-        fold = Assignments(name, keep=rebalances)
-        home = route_group(name, len(view.worlds))
-        fold.begin(view.worlds[home])
-        view.observers.append(
-            lambda cp, _, outcome: fold.see(view.worlds[cp], outcome) if cp == home and rebalances else None
-        )
+        view.from_start, view.fold.keep = True, max(1, rebalances)
         catch_up(view)
         view.learn_time()
-        return print_picture(_one_group(view, name, fold), options)
+        kept = view.fold.assignments.get(name) if rebalances else None
+        return print_picture(_one_group(view, name, [] if kept is None else kept.rebalances), options)
 
 
 def _settings(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, object]:
@@ -376,7 +369,7 @@ def _rebalances(now_ms: int) -> Rows[Rebalance]:
     )
 
 
-def _one_group(view: View, name: str, fold: Assignments) -> Picture:
+def _one_group(view: View, name: str, last: list[Rebalance]) -> Picture:
     from kafka_marshal.observe.words import setting_text
 
     view.look_at_data([name])
@@ -402,18 +395,18 @@ def _one_group(view: View, name: str, fold: Assignments) -> Picture:
     if known is not None:
         pairs = _settings_json(known.settings).items()
         cells = [[key, setting_text(tuple(v) if isinstance(v, list) else v) or "-"] for key, v in pairs]
-        moves = [(each.generation, moved) for each in fold.rebalances for moved in each.moved][-_MOVES_LISTED:]
+        moves = [(each.generation, moved) for each in last for moved in each.moved][-_MOVES_LISTED:]
         rebalances = _rebalances(view.silence.now_ms())
         sections += [
             Section(_SETTINGS, cells, None),
-            Section(rebalances.columns, [rebalances.cells(each) for each in fold.rebalances], None),
+            Section(rebalances.columns, [rebalances.cells(each) for each in last], None),
             Section(_MOVES.columns, [_MOVES.cells(each) for each in moves], None),
         ]
     return Picture(
         headline=_headline(row),
         sections=sections,
         notes=notes,
-        json=_group_json(view, row, known, members, fold, notes),
+        json=_group_json(view, row, known, members, last, notes),
         status=NO if list(view.replica.stopped()) else DONE,
     )
 
@@ -434,7 +427,7 @@ def _headline(row: GroupRow) -> str:
 
 
 def _group_json(
-    view: View, row: GroupRow, known: Group | None, members: list[_Member], fold: Assignments, notes: list[str]
+    view: View, row: GroupRow, known: Group | None, members: list[_Member], last: list[Rebalance], notes: list[str]
 ) -> dict[str, object]:
     from rationalizer import route_group
 
@@ -449,6 +442,6 @@ def _group_json(
         "topics": None if known is None else dict(sorted(known.counts.items())),
         "member_list": [_MEMBERS.json(each) for each in members],
         "pieces": [_PIECES.json(each) for each in row.leases],
-        "rebalances": [rebalances.json(each) for each in fold.rebalances],
+        "rebalances": [rebalances.json(each) for each in last],
         "notes": notes,
     }

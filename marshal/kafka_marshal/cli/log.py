@@ -89,12 +89,11 @@ class Filter:
     no_beats: bool
 
     def __call__(self, outcome: Outcome, record: Record | None) -> bool:
-        from kafka_marshal.observe.fold import group_of
         from kafka_marshal.observe.words import is_beat
 
         if self.since is not None and outcome.log_time < self.since:
             return False
-        if self.group is not None and (record is None or group_of(outcome) != self.group):
+        if self.group is not None and outcome.group_id != self.group:
             return False
         return not (self.no_beats and is_beat(outcome, record))
 
@@ -363,16 +362,13 @@ def _printer(options: Options) -> Printer:
 
 
 def _columns(told: LogLine) -> list[str]:
-    from kafka_marshal.observe.fold import group_of
-
     record = told.record
-    who = ("", "", "") if record is None else (group_of(told.outcome), record.client_id, record.instance_id)
+    who = ("", "", "") if record is None else (told.outcome.group_id, record.client_id, record.instance_id)
     time = time_text(told.outcome.log_time)
     return [time, str(told.partition), str(told.offset), *who, told.what, told.outcome.code, told.why]
 
 
 def _print_lines(told: Iterable[LogLine]) -> None:
-    from kafka_marshal.observe.fold import group_of
     from kafka_marshal.observe.words import is_beat
     from rationalizer import codes
 
@@ -382,7 +378,7 @@ def _print_lines(told: Iterable[LogLine]) -> None:
         colour = "red" if not outcome.accepted else "green" if outcome.code == codes.OK else "yellow"
         time = time_text(outcome.log_time).replace("T", " ")
         who = "?" if record is None else visible(record.client_id)
-        group = "" if record is None else visible(group_of(outcome))
+        group = visible(outcome.group_id)
         where = f"{each.partition}@{each.offset}"
         does = visible(each.what) if not group else f"{group}: {visible(each.what)}"
         code = paint(f"{outcome.code:{_CODE}}", fg=colour, bold=not outcome.accepted or None, dim=dim or None)
@@ -395,25 +391,10 @@ def _print_lines(told: Iterable[LogLine]) -> None:
 
 def _print_json(told: Iterable[LogLine]) -> None:
     for each in told:
-        outcome, record = each.outcome, each.record
-        line: dict[str, object] = {
-            "partition": each.partition,
-            "offset": each.offset,
-            "log_time": outcome.log_time,
-            "type": outcome.type,
-            "accepted": outcome.accepted,
-            "code": outcome.code,
-            "epoch": outcome.epoch,
-        }
-        if outcome.entries is not None:
-            line["entries"] = list(outcome.entries)
-        if outcome.of_group:
-            line["generation"] = outcome.generation
-        if outcome.member is not None or (outcome.of_group and outcome.type == "JoinGroup"):
-            line["member"] = outcome.member
+        line: dict[str, object] = {"partition": each.partition, "offset": each.offset, **each.outcome.shown()}
         for name in ("instance_id", "client_id", "group_id", "topic"):
-            line[name.removesuffix("_id")] = getattr(record, name, None)
-        line["topic_partition"] = getattr(record, "partition", None)
+            line[name.removesuffix("_id")] = getattr(each.record, name, None)
+        line["topic_partition"] = getattr(each.record, "partition", None)
         line["what"] = each.what
         line["why"] = each.why
         print_json_line(line)

@@ -77,7 +77,7 @@ class Tally:
         if message is None or message.group_id != self._group_id:
             return
         codes_of = iter(outcome.entries or ())
-        is_operator = not message.member_id if outcome.is_a(SettleOffsets) else message.epoch is None
+        is_operator = outcome.by_operator
         for what, entries in (("discarded", message.done), ("redriven", message.open), ("parked", message.parked)):
             for entry, code in zip(entries, codes_of, strict=False):
                 if code == codes.OK and (is_operator or what == "parked"):

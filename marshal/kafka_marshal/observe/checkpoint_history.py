@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from kafka_marshal.observe.checkpoints import Cut, Unsaved, cuts_now, owners_of
 from kafka_marshal.observe.text import count, listed, span
-from rationalizer import AnswerBarrier, BeginCheckpoint, CommitOffsets, Rollback, codes
+from rationalizer import AnswerBarrier, Rollback, codes
 from rationalizer.wire.wellformed import REACHED_AND_LEAVES, REFUSED
 
 if TYPE_CHECKING:
@@ -198,9 +198,9 @@ class CheckpointHistory:
     def _follow(self, group: Group, outcome: Outcome, offset: int, log_time: int) -> None:
         checkpoints = group.checkpoints
         assert checkpoints is not None
-        if outcome.is_a(BeginCheckpoint) and checkpoints.barrier is not None and checkpoints.barrier.id == offset:
-            message = outcome.message
-            self._open = OpenBarrier(offset, log_time, message.timeout_ms, message.client_id)
+        barrier = checkpoints.barrier
+        if barrier is not None and barrier.id == offset:
+            self._open = OpenBarrier(offset, log_time, barrier.timeout_ms, outcome.message.client_id)
         if group.generation != self._generation:
             self._remember(group)
             owners = {piece.owner for _, piece in self._pieces}
@@ -280,7 +280,7 @@ class CheckpointHistory:
         client = "" if outcome.message is None else outcome.message.client_id
         if outcome.is_a(Rollback):
             return Ended(was.id, log_time, "rollback", client)
-        if _sets_positions(outcome):
+        if outcome.by_operator:
             return Ended(was.id, log_time, "positions", client)
         refused = [each.client for each in was.answers.values() if each.answer == REFUSED]
         if refused:
@@ -325,15 +325,11 @@ class CheckpointHistory:
             pieces = len(self._pieces) or len(group.partitions())
             yield WentBack(offset, log_time, "rollback", client, newest, pieces, log_time - reached)
         elif newest == offset:
-            is_set = _sets_positions(outcome)
+            is_set = outcome.by_operator
             partitions = len({(entry[0], entry[1]) for entry in message.entries}) if is_set else 0
             yield Taken(offset, log_time, client, 0, 0, 0, partitions, "")
             if is_set:
                 yield WentBack(offset, log_time, "positions", client, offset, partitions, None)
-
-
-def _sets_positions(outcome: Outcome) -> bool:
-    return outcome.is_a(CommitOffsets) and not outcome.message.member_id
 
 
 # -- in words ------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from kafka_marshal.observe.checkpoint_history import CheckpointHistory
 from rationalizer import codes, route_group
 from rationalizer.groups.history import Assignments
 from rationalizer.history import End, Owners
-from rationalizer.wire.records import KINDS, DuringPause
 
 if TYPE_CHECKING:
     from kafka_marshal.observe.checkpoint_history import Happened
@@ -53,30 +52,9 @@ _REQUESTS: Final = frozenset({"ClaimingMessages", "ClaimingPartition", "Claiming
 _WAITS: Final = (codes.HELD, codes.PAUSED)
 
 
-def group_of(outcome: Outcome) -> str:
-    """The group that a record is about; "": none (it is not readable, or is about the whole log)."""
-    message = outcome.message
-    kind = None if message is None else KINDS.get(message.type)
-    if message is None or kind is None or kind.during_pause is DuringPause.NOT_OF_THE_GROUP:
-        return ""
-    return str(message.group_id)
-
-
-def lease_of(outcome: Outcome) -> LeaseKey | None:
-    """The lease that a record names; None: it names none, or several."""
-    message = outcome.message
-    kind = None if message is None else KINDS.get(message.type)
-    if message is None or kind is None or not kind.names_lease:
-        return None
-    return message.group_id, message.topic, message.partition
-
-
 def is_of_worker(outcome: Outcome) -> bool:
     """Whether a worker wrote the record, or a client that has paused the group: those write such records, too."""
-    message = outcome.message
-    if message is None or outcome.type not in _OF_WORKERS:
-        return False
-    return outcome.type != "CommitOffsets" or bool(message.member_id)
+    return outcome.message is not None and outcome.type in _OF_WORKERS and not outcome.by_operator
 
 
 def shows_life(outcome: Outcome) -> bool:
@@ -159,6 +137,8 @@ class Fold:
     """
 
     beats: bool = True
+    #: How many rebalances of each coordinated group it remembers, the last ones.
+    keep: int = 1
     owners: dict[int, Owners] = field(default_factory=dict)
     #: group → the pieces of a coordinated one, by its home's log.
     assignments: dict[str, Assignments] = field(default_factory=dict)
@@ -195,7 +175,7 @@ class Fold:
                 run.interval_ms = max(run.interval_ms, lease.heartbeat_interval_ms)
         for group in world.groups():
             if cp == route_group(group.group_id, world.partitions):
-                self.assignments[group.group_id] = Assignments(group.group_id, keep=1)
+                self.assignments[group.group_id] = Assignments(group.group_id, self.keep)
                 self.assignments[group.group_id].begin(world)
                 if group.checkpoints is not None:
                     self.checkpoints[group.group_id] = CheckpointHistory(group.group_id)
@@ -207,12 +187,11 @@ class Fold:
 
     def before(self, outcome: Outcome, cp: int) -> Span | None:
         """The span of the lease that this record names, before the record: call it before `see`."""
-        key = lease_of(outcome)
-        return None if key is None else self.owners[cp].now.get(key)
+        return None if (key := outcome.lease) is None else self.owners[cp].now.get(key)
 
     def silent(self, outcome: Outcome) -> list[tuple[str, int]]:
         """Members that this record found overdue, with their silence (ms) since their own last record: before `see`."""
-        group, at = group_of(outcome), outcome.log_time
+        group, at = outcome.group_id, outcome.log_time
         return [
             (client, max([at - run.last_at for run in self._newest(group, client)], default=silence_ms))
             for client, silence_ms in outcome.silent
@@ -222,7 +201,7 @@ class Fold:
         """Take in a record that the world of this coordination partition has just applied."""
         message, kind = outcome.message, outcome.type
         self.happened = ()
-        if message is None or not (group := group_of(outcome)):
+        if message is None or not (group := outcome.group_id):
             return
         world = self._worlds[cp]
         place = (outcome.log_time, cp, world.next_offset - 1)
@@ -353,7 +332,7 @@ class Fold:
         message = outcome.message
         assert message is not None
         name = message.group_id
-        fold = self.assignments.setdefault(name, Assignments(name, keep=1))
+        fold = self.assignments.setdefault(name, Assignments(name, self.keep))
         last = fold.rebalances[-1] if fold.rebalances else None
         known = 0 if last is None else len(last.moved)
         fold.see(world, outcome)

@@ -13,7 +13,7 @@ from kafka_marshal.client.view import holdings
 from kafka_marshal.observe.meter import Standstills, silence_text
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.text import count, span, time_text
-from rationalizer import ClaimingShare, CommitOffsets, ReleasingPartition, Rollback, SettlingMessages, World, codes
+from rationalizer import CommitOffsets, ReleasingPartition, Rollback, SettlingMessages, World, codes
 from rationalizer.groups.history import Assignments
 from rationalizer.history import End, LeaseKey, Owners, Span
 from rationalizer.holes import NO_KEY, Hole
@@ -47,8 +47,7 @@ class ShareSpans:
             share, span = self._now[outcome.message.epoch]
             if share.client_id != outcome.message.client_id:
                 span.evictor = outcome.message.client_id  # C20
-        is_claim = outcome.accepted and outcome.is_a(ClaimingShare)
-        if not is_claim and len(shares) == len(self._now):
+        if outcome.share is None and len(shares) == len(self._now):
             return  # a share begins by its claim alone
         there = {share.epoch: share for share in shares}
         for epoch in [each for each in self._now if each not in there]:
@@ -286,9 +285,11 @@ class PieceOwnership(Ownership):
     def _what_was_set(self, outcome: Outcome) -> str:
         """What a client that is no member did to the position of this partition; "": nothing."""
         message = outcome.message
-        if outcome.is_a(Rollback) and message.group_id == self.key[0]:
+        if outcome.group_id != self.key[0]:
+            return ""
+        if outcome.is_a(Rollback):
             return f"{message.client_id} put the group back to checkpoint {message.checkpoint or '(the newest)'}"
-        if outcome.is_a(CommitOffsets) and message.group_id == self.key[0] and not message.member_id:
+        if outcome.is_a(CommitOffsets) and outcome.by_operator:
             for entry, code in zip(message.entries, outcome.entries or (), strict=True):
                 if (entry[0], entry[1]) == self.key[1:] and entry[5] is not None and code in codes.ACCEPTED:
                     return f"{message.client_id} set its position to {entry[5] + 1}"

@@ -109,8 +109,9 @@ class View:
         self.replica: Replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT)
         self.clock: BrokerClock = BrokerClock(now)
         self.meter: Meter = Meter(window_ms)
-        #: The workers of the log's last minutes.
+        #: The workers of the log's last minutes; `from_start`: of all that is read, with rebalances and checkpoints.
         self.fold: Fold = Fold(beats=False)
+        self.from_start = False
         #: CP → log time (ms) since which its workers are followed.
         self._followed_since: dict[int, int] = {}
         #: The first offset of the last day, for CPs in which it was looked up.
@@ -164,7 +165,7 @@ class View:
     def _apply(self, cp: int, entries: list[tuple[int, int, bytes | None]]) -> None:
         step_ms = _step_ms(entries[-1][1], self._window_start)
         self.silence.standstills.see(self.worlds[cp], entries[0][1])
-        is_followed = step_ms > 0 or bool(self.observers)
+        is_followed = step_ms > 0 or self.from_start or bool(self.observers)
         if is_followed:
             self._follow(self.worlds[cp])
         self.replica.on_beats = None if self.observers else self.fold.hear

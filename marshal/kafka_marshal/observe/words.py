@@ -317,12 +317,9 @@ _WORDS: dict[type[Record], Callable[..., str]] = {
 
 def is_routine(outcome: Outcome) -> bool:
     """Whether it only says how far a member is: of its messages some are done, or tried; none is set aside."""
-    record = outcome.message
-    if not outcome.accepted or outcome.code != codes.OK or record is None or outcome.silent:
+    if outcome.code != codes.OK or outcome.silent or not outcome.is_a(SettlingMessages, SettleOffsets):
         return False
-    if outcome.type == "SettlingMessages":
-        return record.epoch is not None and not record.parked
-    return outcome.type == "SettleOffsets" and bool(record.member_id) and not record.parked
+    return not outcome.by_operator and not outcome.message.parked
 
 
 # -- the result ----------------------------------------------------------------------------------------------

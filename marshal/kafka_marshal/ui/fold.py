@@ -18,13 +18,12 @@ from typing import Any, Final, NamedTuple
 
 from kafka_marshal.observe.checkpoint_history import CheckpointHistory, Ended, Taken, happened_text
 from kafka_marshal.observe.checkpoints import seen_by
-from kafka_marshal.observe.fold import group_of, lease_of
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.words import is_beat, is_routine, reason, what, why_rebalanced
 from kafka_marshal.ports import LogEntry
 from kafka_marshal.secret import visible
 from kafka_marshal.ui.index import Events, KeySpans, Moments, Names, Pulse, Series, SpanStore
-from rationalizer import ClaimingShare, ConfigureGroup, Group, Lease, Outcome, Record, World, codes, route_group
+from rationalizer import ConfigureGroup, Group, Lease, Outcome, Record, World, codes, route_group
 from rationalizer.groups.group import Member
 from rationalizer.groups.history import Assignments, Rebalance, owner_names
 from rationalizer.history import LeaseKey, Owners, Span
@@ -394,13 +393,8 @@ class History:
         message = outcome.message
         if message is not None and outcome.code == codes.OK and not outcome.silent:
             world = self.worlds[cp]
-            keys: list[Sequence[Any]] = []
-            if outcome.type == "HeartbeatBatch":
-                keys = message.entries
-            elif outcome.type == "Heartbeat" and message.epoch is not None:
-                keys = [(message.topic, message.partition)]
-            leases = [world.lease(message.group_id, *key[:2]) for key in keys]
-            if keys:
+            if outcome.type == "HeartbeatBatch" or (outcome.type == "Heartbeat" and message.epoch is not None):
+                leases = [world.lease(*key) for key, _ in outcome.leases]
                 self._beats(cp, offset, outcome.log_time, [(each, None) for each in leases if each is not None])
                 return
         offsets, times = self.marks[cp]
@@ -456,7 +450,7 @@ class History:
 
     def _before(self, outcome: Outcome) -> Span | None:
         """The span of the lease that a record names, before the record."""
-        key = lease_of(outcome)
+        key = outcome.lease
         group = None if key is None else self.groups.get(key[0])
         found = None if group is None or key is None else group.keys.get(key[1:])
         if found is None or not found.open or found.pulse is None:
@@ -582,7 +576,7 @@ class History:
                 self._note_stable(found, group, kept.progress.stable, since, world)
         _beat_sender(group, known, outcome, world.next_offset - 1)
         if outcome.type == "CommitOffsets" and outcome.message is not None and outcome.accepted:
-            is_work = bool(outcome.message.member_id)  # the pausing client's has no member
+            is_work = not outcome.by_operator
             member = known.clients.get(outcome.message.client_id)
             beats_ms = 0 if member is None else _beats_within(member)
             for place in {(entry[0], entry[1]) for entry in outcome.message.entries}:
@@ -650,7 +644,7 @@ class History:
         changed: int,
     ) -> None:
         names, at = self.names, outcome.log_time
-        name = "" if record is None else group_of(outcome)
+        name = outcome.group_id
         topic, number = getattr(record, "topic", None), getattr(record, "partition", None)
         is_placed = isinstance(topic, str) and isinstance(number, int)
         place = self.events.place(topic, number) if is_placed else -1  # type: ignore[arg-type]
@@ -675,7 +669,7 @@ def _follow_shares(found: KeySpans, lease: Lease | None, outcome: Outcome | None
         found.shares, found.is_shared = Moments(MOST_SHARES), True
     values = found.shares.values
     before: Sharing = values[-1] if values else ()
-    if len(before) == len(shares) and outcome is not None and not outcome.is_a(ClaimingShare):
+    if len(before) == len(shares) and outcome is not None and outcome.share is None:
         return False  # a share begins by its claim alone
     known = {each: each for each in before}  # the same objects: they may be many
     names = [(each.client_id, each.instance_id, each.lo, each.hi) for each in shares]

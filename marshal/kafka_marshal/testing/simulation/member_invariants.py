@@ -82,25 +82,6 @@ _NEVER = (-inf, 0)
 _NO_GRANT = (-inf, -1)
 
 
-class _Takeovers:
-    """The holders by the log, and the instance that each takeover replaced (C7)."""
-
-    def __init__(self) -> None:
-        #: Partition → (instance, epoch).
-        self._holders: dict[Key, tuple[str, int]] = {}
-        #: By CP and offset of a takeover.
-        self.replaced: dict[tuple[int, int], tuple[str, int]] = {}
-
-    def sent(self, cp: int, offset: int, outcome: Outcome) -> None:
-        """A record is in the log."""
-        record = outcome.record
-        if outcome.accepted and outcome.epoch == offset and isinstance(record, ClaimingPartition | Heartbeat):
-            key = (record.topic, record.partition)
-            if isinstance(record, Heartbeat):
-                self.replaced[cp, offset] = self._holders.get(key, ("", -1))
-            self._holders[key] = record.instance_id, offset
-
-
 class MemberInvariants:
     """Records what members of one story know, and checks them."""
 
@@ -131,7 +112,10 @@ class MemberInvariants:
         self._doubts: dict[tuple[str, Key], float] = {}
         #: (process, partition) → when its replica last showed a grant that it still wanted, and the epoch.
         self._grants: dict[tuple[str, Key], tuple[float, int]] = {}
-        self._takeovers = _Takeovers()
+        #: Lease → its last holder by the log: (instance, epoch).
+        self._holders: dict[tuple[str, str, int], tuple[str, int]] = {}
+        #: By CP and offset of a takeover (C7): the holder that it replaced.
+        self._replaced: dict[tuple[int, int], tuple[str, int]] = {}
         self._is_coordinated = scenario.strategy is not None
         #: Processes whose replica showed them as members of the coordinated group.
         self._were_members: set[str] = set()
@@ -145,8 +129,12 @@ class MemberInvariants:
     def sent(self, cp: int, offset: int, sent_at: float, outcome: Outcome) -> None:
         """A record is in the log."""
         self._sent[cp, offset] = sent_at
-        self._takeovers.sent(cp, offset, outcome)
         record = outcome.record
+        if record is not None and outcome.accepted and outcome.epoch == offset:
+            for lease, _ in outcome.leases:
+                if isinstance(record, Heartbeat):
+                    self._replaced[cp, offset] = self._holders.get(lease, ("", -1))
+                self._holders[lease] = record.instance_id, offset
         if isinstance(record, JoinGroup) and outcome.accepted:
             self._check_successor(record, offset)
 
@@ -161,7 +149,7 @@ class MemberInvariants:
         self._check_repeated(process, driver)
         if self._is_coordinated:
             self._check_member(process, driver, offset, outcome)
-        replaced, over = self._takeovers.replaced.get((cp, offset), ("", -1))
+        replaced, over = self._replaced.get((cp, offset), ("", -1))
         if replaced == settings.instance_id:
             # Not one that had released it or withdrawn its claim before the grant: it releases such a lease.
             key = (message.topic, message.partition)
@@ -223,10 +211,9 @@ class MemberInvariants:
         return (process.name, key) in self._grants
 
     def _granted(self, process: Living, driver: Driver, epoch: int, outcome: Outcome) -> None:
-        record = outcome.record
-        if not isinstance(record, ClaimingPartition | ClaimingShare | Heartbeat):
+        if (named := outcome.lease) is None:
             return
-        key, book = (record.topic, record.partition), driver.engine.book
+        key, book = named[1:], driver.engine.book
         self._doubts.pop((process.name, key), None)
         lease = book.leases.get(key)
         if lease is not None and lease.epoch == epoch:
@@ -238,7 +225,7 @@ class MemberInvariants:
                     "trust", f"{process.name} takes the HI of {name_of(key)} to be {own} ms, the log says {said} (C7)"
                 )
         if lease is None or lease.epoch != epoch:
-            wanted = (record.topic, record.partition, epoch)
+            wanted = (*key, epoch)
             if not any(
                 isinstance(effect, Append)
                 and isinstance(effect.record, ReleasingPartition)
@@ -497,17 +484,9 @@ class MemberInvariants:
 
 def _beaten(outcome: Outcome) -> list[Key]:
     """The leases whose last heartbeat this record moved."""
-    message = outcome.message
-    if message is None or not outcome.accepted:
-        return []
-    if outcome.is_a(HeartbeatBatch):
-        answers = zip(message.entries, outcome.entries or (), strict=True)
-        return [(entry[0], entry[1]) for entry, code in answers if code in codes.ACCEPTED]
-    is_claim = outcome.is_a(ClaimingPartition) or outcome.is_a(ClaimingShare)
-    is_settle = outcome.is_a(SettlingMessages) and message.epoch is not None
-    if outcome.is_a(Heartbeat) or is_settle or (is_claim and outcome.code == codes.OK):
-        return [(message.topic, message.partition)]
-    return []
+    is_grant = outcome.is_a(ClaimingPartition, ClaimingShare) and outcome.code == codes.OK
+    is_beat = outcome.is_a(Heartbeat, HeartbeatBatch, SettlingMessages) and not outcome.by_operator
+    return [lease[1:] for lease, _ in outcome.leases] if is_grant or is_beat else []
 
 
 def _revoke_ms(process: Living) -> float:
