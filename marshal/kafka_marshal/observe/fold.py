@@ -140,9 +140,8 @@ class Fold:
     #: How many rebalances of each coordinated group it remembers, the last ones.
     keep: int = 1
     owners: dict[int, Owners] = field(default_factory=dict)
-    #: group → the pieces of a coordinated one, by its home's log.
+    #: group → the pieces and the checkpoints of a coordinated one, by its home's log.
     assignments: dict[str, Assignments] = field(default_factory=dict)
-    #: group → its checkpoints, of one that has taken some.
     checkpoints: dict[str, CheckpointHistory] = field(default_factory=dict)
     #: What the last record did to checkpoints.
     happened: tuple[Happened, ...] = ()
@@ -177,9 +176,8 @@ class Fold:
             if cp == route_group(group.group_id, world.partitions):
                 self.assignments[group.group_id] = Assignments(group.group_id, self.keep)
                 self.assignments[group.group_id].begin(world)
-                if group.checkpoints is not None:
-                    self.checkpoints[group.group_id] = CheckpointHistory(group.group_id)
-                    self.checkpoints[group.group_id].begin(world)
+                self.checkpoints[group.group_id] = CheckpointHistory(group.group_id)
+                self.checkpoints[group.group_id].begin(world)
                 for member in group.members.values():
                     run = self._run(group.group_id, member.client_id, member.instance_id)
                     run.heard = max(run.heard, (member.last_beat, cp, -1))
@@ -220,7 +218,6 @@ class Fold:
             return
         self._claims(outcome, place)
         is_evicted = self._changed(world, outcome, place)
-        self._follow_checkpoints(world, group, outcome)
         is_own = is_of_worker(outcome) or instance in self._workers.get((group, client), ())
         if is_own and not is_evicted:
             self._hear(group, client, instance, place)
@@ -232,8 +229,7 @@ class Fold:
 
     def unsaved(self, group: str) -> Iterable[Unsaved]:
         """The members of a group whose states are not saved."""
-        known = self.checkpoints.get(group)
-        return () if known is None else known.unsaved.values()
+        return self.checkpoints[group].unsaved.values() if group in self.checkpoints else ()
 
     def workers(self, since: int = 0) -> list[Worker]:
         """The newest instance of each worker that was heard since that log time (ms), by group and name."""
@@ -307,19 +303,6 @@ class Fold:
                 is_evicted = self._share_ended(world, outcome, place) or is_evicted
         return is_evicted
 
-    def _follow_checkpoints(self, world: World, group: str, outcome: Outcome) -> None:
-        if not (outcome.of_group or outcome.type == "ForgetGroup"):
-            return
-        if world.partition != route_group(group, world.partitions):
-            return
-        known = self.checkpoints.get(group)
-        state = world.group(group)
-        if known is None and (state is None or state.checkpoints is None):
-            return
-        if known is None:
-            known = self.checkpoints[group] = CheckpointHistory(group)
-        self.happened = known.see(world, outcome)
-
     def _lease(self, owners: Owners, key: LeaseKey, world: World, outcome: Outcome, place: Place) -> bool:
         before = owners.now.get(key)
         owners.see(key, world, outcome)
@@ -332,10 +315,13 @@ class Fold:
         message = outcome.message
         assert message is not None
         name = message.group_id
-        fold = self.assignments.setdefault(name, Assignments(name, self.keep))
+        if name not in self.assignments:
+            self.assignments[name], self.checkpoints[name] = Assignments(name, self.keep), CheckpointHistory(name)
+        fold = self.assignments[name]
         last = fold.rebalances[-1] if fold.rebalances else None
         known = 0 if last is None else len(last.moved)
         fold.see(world, outcome)
+        self.happened = self.checkpoints[name].see(world, outcome)
         if not outcome.accepted:
             if outcome.type == "LeaveGroup":
                 self._asked_to_leave(world, outcome, place)
