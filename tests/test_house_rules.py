@@ -155,19 +155,19 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "admin": (16, 6_150),
     "archive": (3, 820),
     "checkpoints": (3, 580),
-    "cli": (23, 7_760),
+    "cli": (23, 7_730),
     "client": (31, 10_890),
     "engine": (59, 18_480),
     "kafka_marshal": (14, 2_760),
     "metrics": (6, 1_580),
     "node": (17, 4_470),
-    "observe": (17, 5_940),
+    "observe": (17, 5_900),
     "pipeline": (21, 8_060),
-    "rationalizer": (44, 10_100),
+    "rationalizer": (44, 10_130),
     "sinks": (7, 2_700),
     "snapshots": (5, 1_030),
-    "testing": (38, 11_200),
-    "ui": (10, 4_350),
+    "testing": (38, 11_180),
+    "ui": (10, 4_340),
     "watchdog": (3, 940),
 }
 
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (337, 103_350)
+MOST_OF_ALL = (337, 103_270)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
