@@ -105,7 +105,7 @@ class Outcome:
 
     @property
     def by_operator(self) -> bool:
-        """Whether it sets positions, or settles messages, for a client that is no member and no holder (G21, H3, H4)."""
+        """Whether it sets positions or settles messages for a client that is no member and no holder (G21, H3, H4)."""
         message = self.message
         if message is None or not self.is_a(CommitOffsets, SettleOffsets, SettlingMessages):
             return False
