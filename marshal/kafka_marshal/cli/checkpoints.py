@@ -197,7 +197,7 @@ def checkpoints(
     if any(ways):
         return _change(options, group, pin, retire, start, hold, keep or 16, within)
     with viewing(options) as view:
-        view.from_start = True
+        view.follow_all()
         catch_up(view)
         view.learn_time()
         return print_picture(_picture(options, view, group), options)

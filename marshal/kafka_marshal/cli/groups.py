@@ -144,7 +144,8 @@ def group(options: Options, name: str, changes: dict[str, object], rebalances: i
     if changes:
         return _configure(options, name, changes)
     with viewing(options) as view:
-        view.from_start, view.fold.keep = True, max(1, rebalances)
+        view.fold.keep = max(1, rebalances)
+        view.follow_all()
         catch_up(view)
         view.learn_time()
         kept = view.fold.assignments.get(name) if rebalances else None

@@ -109,9 +109,8 @@ class View:
         self.replica: Replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT)
         self.clock: BrokerClock = BrokerClock(now)
         self.meter: Meter = Meter(window_ms)
-        #: The workers of the log's last minutes; `from_start`: of all that is read, with rebalances and checkpoints.
+        #: The workers of the log's last minutes; after `follow_all` of all that is read.
         self.fold: Fold = Fold(beats=False)
-        self.from_start = False
         #: CP → log time (ms) since which its workers are followed.
         self._followed_since: dict[int, int] = {}
         #: The first offset of the last day, for CPs in which it was looked up.
@@ -147,7 +146,7 @@ class View:
                 )
             progress(replica.records_read, replica.target_records)
         replica.report_differences()
-        self._begin_fold()
+        self.follow_all()
         for world in self.worlds.values():
             self.clock.at_least(world.log_time)
         _read_on(self)
@@ -165,7 +164,7 @@ class View:
     def _apply(self, cp: int, entries: list[tuple[int, int, bytes | None]]) -> None:
         step_ms = _step_ms(entries[-1][1], self._window_start)
         self.silence.standstills.see(self.worlds[cp], entries[0][1])
-        is_followed = step_ms > 0 or self.from_start or bool(self.observers)
+        is_followed = step_ms > 0 or bool(self.observers) or self.fold.follows(self.worlds[cp])
         if is_followed:
             self._follow(self.worlds[cp])
         self.replica.on_beats = None if self.observers else self.fold.hear
@@ -177,8 +176,8 @@ class View:
         ):
             self.meter.sample(world)
 
-    def _begin_fold(self) -> None:
-        """Follow the CPs without recent records, too."""
+    def follow_all(self) -> None:
+        """Follow what each CP shows of workers, rebalances and checkpoints from here on."""
         for world in self.worlds.values():
             self._follow(world)
 

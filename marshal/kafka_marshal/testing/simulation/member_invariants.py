@@ -55,6 +55,7 @@ from rationalizer import (
     World,
     codes,
 )
+from rationalizer.history import LeaseKey
 from rationalizer.log_hash import decode_hash
 from rationalizer.snapshot_log import MalformedPartError, decode_part
 
@@ -112,10 +113,8 @@ class MemberInvariants:
         self._doubts: dict[tuple[str, Key], float] = {}
         #: (process, partition) → when its replica last showed a grant that it still wanted, and the epoch.
         self._grants: dict[tuple[str, Key], tuple[float, int]] = {}
-        #: Lease → its last holder by the log: (instance, epoch).
-        self._holders: dict[tuple[str, str, int], tuple[str, int]] = {}
-        #: By CP and offset of a takeover (C7): the holder that it replaced.
-        self._replaced: dict[tuple[int, int], tuple[str, int]] = {}
+        #: Lease → epoch → the instance that it was granted to, by the log.
+        self._holders: dict[LeaseKey, dict[int, str]] = {}
         self._is_coordinated = scenario.strategy is not None
         #: Processes whose replica showed them as members of the coordinated group.
         self._were_members: set[str] = set()
@@ -130,11 +129,8 @@ class MemberInvariants:
         """A record is in the log."""
         self._sent[cp, offset] = sent_at
         record = outcome.record
-        if record is not None and outcome.accepted and outcome.epoch == offset:
-            for lease, _ in outcome.leases:
-                if isinstance(record, Heartbeat):
-                    self._replaced[cp, offset] = self._holders.get(lease, ("", -1))
-                self._holders[lease] = record.instance_id, offset
+        if outcome.accepted and outcome.epoch == offset and record is not None and outcome.lease is not None:
+            self._holders.setdefault(outcome.lease, {})[offset] = record.instance_id
         if isinstance(record, JoinGroup) and outcome.accepted:
             self._check_successor(record, offset)
 
@@ -149,8 +145,10 @@ class MemberInvariants:
         self._check_repeated(process, driver)
         if self._is_coordinated:
             self._check_member(process, driver, offset, outcome)
-        replaced, over = self._replaced.get((cp, offset), ("", -1))
-        if replaced == settings.instance_id:
+        takes_over = outcome.accepted and outcome.epoch == offset and outcome.is_a(Heartbeat)
+        holders = self._holders[outcome.lease] if takes_over and outcome.lease is not None else {}
+        over = max((epoch for epoch in holders if epoch < offset), default=-1)
+        if holders.get(over) == settings.instance_id:
             # Not one that had released it or withdrawn its claim before the grant: it releases such a lease.
             key = (message.topic, message.partition)
             lost_at = self._lost.get((process.name, key), -inf)
