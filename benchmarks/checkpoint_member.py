@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kafka_marshal import Checkpoint, CheckpointPolicy, Marshal, Message, Restore
+from kafka_marshal import Checkpoint, CheckpointPolicy, Group, Marshal, Message, Restore
 from kafka_marshal.checkpoints import Folder
 
 __all__ = ["LOOPS", "Member", "Place", "stood_still", "usual_gaps"]
@@ -51,10 +51,13 @@ class Member(AbstractContextManager["Member"]):
         self.marshal = Marshal(place.bootstrap, group_id=place.group, client_id=name, topic=place.log)
         options: dict[str, Any] = {}
         if every is not None:
-            options = {"checkpoints": CheckpointPolicy(every=every)}
-            options |= {"on_checkpoint": self._save, "on_restore": self._restore}
-            options["on_completed"] = lambda _: self.completed.append(time.monotonic())
-        self.consumer = self.marshal.group_consumer([place.topic], **options)
+            options["checkpoints"] = CheckpointPolicy(
+                every=every,
+                on_checkpoint=self._save,
+                on_restore=self._restore,
+                on_completed=lambda _: self.completed.append(time.monotonic()),
+            )
+        self.consumer = self.marshal.consumer([place.topic], mode=Group(), **options)
 
     def _save(self, checkpoint: Checkpoint) -> None:
         now = time.monotonic()

@@ -64,7 +64,7 @@ def hold(bootstrap: str, first: int, count: int, each: int, hi_ms: int) -> None:
                 group_id=GROUP,
                 client_id=f"w-{number:04}",
                 topic=COORDINATION,
-                heartbeat_interval_ms=hi_ms,
+                heartbeat_interval=hi_ms / 1000,
             )
             consumers.append(stack.enter_context(stack.enter_context(marshal).consumer([TOPIC])))
         print("ready", flush=True)

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from kafka_marshal import Marshal
+from kafka_marshal import Group, Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.node import pacing
 from kafka_marshal.node.coordination_topic import create_topic
@@ -99,7 +99,7 @@ def hold(bootstrap: str, first: int, count: int, in_steps: bool, data_wait_ms: s
             marshal = Marshal(
                 bootstrap, group_id=GROUP, client_id=name, topic=COORDINATION, config=config, timeout=START_S
             )
-            consumers.append(stack.enter_context(stack.enter_context(marshal).group_consumer([TOPIC])))
+            consumers.append(stack.enter_context(stack.enter_context(marshal).consumer([TOPIC], mode=Group())))
         while not all(consumer.assignment() for consumer in consumers):
             time.sleep(0.1)
         print("ready", flush=True)

@@ -33,7 +33,7 @@ from typing import Any
 
 from benchmarks.phantoms import is_even
 from benchmarks.start_fleet import spent
-from kafka_marshal import GroupConsumer, Marshal
+from kafka_marshal import Group, GroupConsumer, Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node.coordination_topic import create_topic
@@ -87,9 +87,9 @@ def member_of(about: dict[str, Any], name: str, note: Note) -> tuple[Marshal, Gr
         marshal = None
         try:
             marshal = Marshal(about["bootstrap"], group_id=about["group"], client_id=name, topic=about["coordination"])
-            consumer = marshal.group_consumer(
+            consumer = marshal.consumer(
                 [about["topic"]],
-                session_timeout_ms=SESSION_MS,
+                mode=Group(session_timeout=SESSION_MS / 1000),
                 on_assign=note("assign"),
                 on_revoke=note("revoke"),
                 on_lost=note("lost"),

@@ -34,7 +34,7 @@ from confluent_kafka import Consumer, Producer
 
 from benchmarks.common import bench_kafka
 from benchmarks.race.contestants import BEST, BROKERS, CLASSIC, GROUP, KIP848, MARSHAL, Contestant, Side
-from kafka_marshal import Marshal
+from kafka_marshal import Claims, Group, Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing.simulate import where_it_ran
@@ -69,8 +69,8 @@ def _ours(arguments: dict[str, Any], take: Callable[[Any], None]) -> None:
         **arguments["options"],
     ) as marshal:
         signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
-        make = marshal.group_consumer if arguments["member"] else marshal.consumer
-        with make([arguments["topic"]], **arguments["member"]) as consumer:
+        mode: Any = Group(**arguments["member"]) if arguments["member"] else Claims()
+        with marshal.consumer([arguments["topic"]], mode=mode) as consumer:
             threading.Thread(target=_say_when_ready, args=(marshal,), daemon=True).start()
             for message in consumer:
                 take(message)

@@ -39,7 +39,7 @@ from confluent_kafka import AcknowledgeType, Consumer, Producer, ShareConsumer, 
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from benchmarks.common import Row, bench_kafka, in_turns, new_log, paired, report
-from kafka_marshal import Attempt, Marshal, Retry
+from kafka_marshal import Attempt, Batches, Keys, Marshal, Retry
 from rationalizer import key_hash
 
 WORKERS = 16
@@ -103,7 +103,7 @@ def ours(about: dict[str, Any], handler: Handler) -> None:
         watchdog=about["watchdog"],
     ) as marshal:
         signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
-        with marshal.consumer([about["topic"]], shared_batches=True) as consumer:
+        with marshal.consumer([about["topic"]], mode=Batches()) as consumer:
             os.write(1, b"ready\n")
             if about["fails"]:
                 consumer.run(handler, concurrency=1, retry=Retry(attempts=3, backoff=(0.01, 0.1)))
@@ -119,7 +119,7 @@ def by_keys(about: dict[str, Any], handler: Handler) -> None:
     ranges = about["ranges"][int(about["name"][1:])]
     with (
         Marshal(about["bootstrap"], group_id=about["group"], client_id=about["name"], topic=about["log"]) as marshal,
-        marshal.assign({(about["topic"], 0): ranges}) as consumer,
+        marshal.consumer(mode=Keys({(about["topic"], 0): ranges})) as consumer,
     ):
         signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
         os.write(1, b"ready\n")

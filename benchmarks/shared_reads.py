@@ -24,7 +24,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from benchmarks.common import bench_kafka, in_turns, new_log, paired, report
-from kafka_marshal import Marshal
+from kafka_marshal import Keys, Marshal
 from rationalizer.routing import key_range
 
 VALUE_BYTES, KEYS = 1_000, 1_000
@@ -51,7 +51,7 @@ def work(about: dict[str, Any]) -> None:
                 topic=about["log"],
                 max_bytes_shared_reads=about["shared"],
             ) as marshal,
-            marshal.assign({(about["topic"], 0): [key_range(number, members)]}) as consumer,
+            marshal.consumer(mode=Keys({(about["topic"], 0): [key_range(number, members)]})) as consumer,
         ):
             ready.wait()
             for batch in consumer.batches(max_messages=1_000):

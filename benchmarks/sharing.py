@@ -25,7 +25,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from benchmarks.common import Row, bench_kafka, new_log, report
-from kafka_marshal import Marshal
+from kafka_marshal import Batches, Marshal
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.run import offset_of
@@ -142,7 +142,7 @@ def work(about: dict[str, Any]) -> None:
     """One worker process: it writes when it handled its first message, its last, and how many."""
     with (
         Marshal(about["bootstrap"], group_id=about["group"], client_id=about["name"], topic=about["log"]) as marshal,
-        marshal.consumer([about["topic"]], shared_batches=True) as consumer,
+        marshal.consumer([about["topic"]], mode=Batches()) as consumer,
     ):
         print("ready", flush=True)
         sys.stdin.readline()

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.phantoms import Phantoms
-from kafka_marshal import Marshal
+from kafka_marshal import Group, Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing.broker import LocalBroker
@@ -76,7 +76,7 @@ def member(bootstrap: str, coordination: str, group: str, topics: Sequence[str])
     sys.stdin.readline()
     with (
         Marshal(bootstrap, group_id=group, client_id="real", topic=coordination) as marshal,
-        marshal.group_consumer(topics),
+        marshal.consumer(topics, mode=Group()),
     ):
         sys.stdin.readline()
 

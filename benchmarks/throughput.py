@@ -21,7 +21,7 @@ from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import Producer, TopicPartition
 
 from benchmarks.common import Row, bench_kafka, new_log, report
-from kafka_marshal import Marshal
+from kafka_marshal import Claims, Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.client.consumer import Consumer
 
@@ -171,7 +171,7 @@ def claimed_ahead(bootstrap: str, coordination: str, topic: str, records: int, r
     for name, loop in (("no work", by_batches), (f"{HANDLER_S * 1000:g} ms of work", by_slow_batches)):
         times = [
             [
-                marshalled(bootstrap, coordination, topic, records, loop, **SMALL, claim_ahead=ahead)
+                marshalled(bootstrap, coordination, topic, records, loop, **SMALL, mode=Claims(claim_ahead=ahead))
                 for ahead in (True, False)
             ]
             for _ in range(rounds)

@@ -32,7 +32,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from benchmarks.common import Row, bench_kafka, in_turns, new_log, report
 from benchmarks.race.contestants import BEST, CLASSIC
 from benchmarks.race.grounds import Grounds
-from kafka_marshal import Marshal
+from kafka_marshal import Marshal, Transactions
 from kafka_marshal.adapters.kafka import KafkaCluster
 
 RECORD = b"x" * 1024
@@ -117,7 +117,7 @@ def our_consumer(bootstrap: str, group: str, topic: str, log: str, name: str, **
     """Ours: of a claimed group."""
     with (
         Marshal(bootstrap, group_id=group, client_id=name, topic=log, config=config) as marshal,
-        marshal.consumer([topic], transactions=True) as consumer,
+        marshal.consumer([topic], exactly_once=Transactions()) as consumer,
     ):
         yield consumer
 

@@ -11,7 +11,7 @@ import json
 import signal
 import sys
 
-from kafka_marshal import Checkpoint, CheckpointPolicy, Marshal, Message, Restore
+from kafka_marshal import Checkpoint, CheckpointPolicy, Group, Marshal, Message, Restore
 from kafka_marshal.checkpoints import Folder
 
 
@@ -46,13 +46,11 @@ class Counts:
 def main(servers: str, topic: str, folder: str, name: str) -> None:
     """Work until SIGTERM; a second worker takes over with the state, and repeats nothing."""
     counts = Counts(folder)
-    policy = CheckpointPolicy(every=30, keep=16)
+    policy = CheckpointPolicy(every=30, keep=16, on_checkpoint=counts.save, on_restore=counts.restore)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # while it starts it holds nothing
     with Marshal(servers, group_id="delays", client_id=name) as marshal:
         signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
-        with marshal.group_consumer(
-            [topic], checkpoints=policy, on_checkpoint=counts.save, on_restore=counts.restore
-        ) as consumer:
+        with marshal.consumer([topic], mode=Group(), checkpoints=policy) as consumer:
             for message in consumer:
                 counts.count(message)
 

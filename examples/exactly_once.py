@@ -11,7 +11,7 @@ import logging
 import signal
 import sys
 
-from kafka_marshal import Batch, Consumer, LeaseLostError, Marshal, TransactionError
+from kafka_marshal import Batch, Consumer, LeaseLostError, Marshal, TransactionError, Transactions
 
 
 def copy(consumer: Consumer, batch: Batch, target: str) -> None:
@@ -35,7 +35,7 @@ def main(servers: str, source: str, target: str) -> None:
     with Marshal(servers, group_id=f"{source}-to-{target}") as marshal:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: marshal.stop())
-        with marshal.consumer([source], transactions=True) as consumer:
+        with marshal.consumer([source], exactly_once=Transactions()) as consumer:
             for batch in consumer.batches(max_messages=500, timeout=0.1):
                 copy(consumer, batch, target)
 

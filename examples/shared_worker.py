@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from kafka_marshal import Batch, Consumer, Marshal
+from kafka_marshal import Batch, Batches, Consumer, Marshal
 from kafka_marshal.sinks import SqliteSink
 
 
@@ -35,7 +35,7 @@ def main(servers: str, topic: str, database: str) -> None:
     with Marshal(servers, group_id="thumbnails") as marshal, SqliteSink(database) as sink:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: marshal.stop())
-        with marshal.consumer([topic], shared_batches=True) as consumer:
+        with marshal.consumer([topic], mode=Batches()) as consumer:
             for batch in consumer.batches(max_messages=500, timeout=1.0):
                 work(consumer, batch, sink)
 

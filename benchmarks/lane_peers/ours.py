@@ -6,7 +6,7 @@ import threading
 from functools import partial
 
 from benchmarks.lane_peers.work import Order, Work
-from kafka_marshal import Marshal, Retry
+from kafka_marshal import Batches, Claims, Marshal, Retry
 from kafka_marshal.adapters.message import Message
 
 
@@ -25,7 +25,7 @@ def main() -> None:
     chosen = handle_async if order.side == "coroutines" else handle
     for number in range(order.concurrency if is_shared else 1):
         marshal = Marshal(order.bootstrap, group_id=order.group, client_id=f"worker-{number}", topic=order.coordination)
-        consumer = marshal.consumer([order.topic], shared_batches=is_shared)
+        consumer = marshal.consumer([order.topic], mode=Batches() if is_shared else Claims())
         run = partial(consumer.run, chosen, concurrency=1 if is_shared else order.concurrency, retry=retry)
         threading.Thread(target=run, daemon=True).start()
     work.wait()

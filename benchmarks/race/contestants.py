@@ -67,7 +67,7 @@ class Contestant:
     config: Mapping[str, object] = field(default_factory=dict)
     #: Arguments of Marshal.
     options: Mapping[str, object] = field(default_factory=dict)
-    #: Arguments of Marshal.group_consumer; empty: a claimed group.
+    #: Arguments of Group; empty: a claimed group.
     member: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -97,8 +97,8 @@ def _classic(name: str, broker: str, heartbeat_ms: int, **config: object) -> Con
 
 MARSHAL = _marshal("kafka-marshal")
 #: Its session is as long as two heartbeat intervals of a claim and as the classic groups' sessions.
-GROUP = Contestant("kafka-marshal, group", Side.MARSHAL, "delay 0", member={"session_timeout_ms": 6000})
-MARSHAL_FAST = _marshal("kafka-marshal, HI 1 s", heartbeat_interval_ms=1000)
+GROUP = Contestant("kafka-marshal, group", Side.MARSHAL, "delay 0", member={"session_timeout": 6.0})
+MARSHAL_FAST = _marshal("kafka-marshal, HI 1 s", heartbeat_interval=1.0)
 MARSHAL_WATCHED = _marshal("kafka-marshal, watchdog", watchdog=True)
 CLASSIC = _classic("classic, delay 0, heartbeat 2 s", "delay 0", 2000)
 CLASSIC_SLOW = _classic("classic, delay 3 s, heartbeat 2 s", "delay 3 s", 2000)

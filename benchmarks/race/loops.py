@@ -12,7 +12,7 @@ from confluent_kafka import OFFSET_END, Consumer, ShareConsumer, TopicPartition
 import kafka_marshal.adapters.kafka  # noqa: F401
 from benchmarks.race.contestants import BEST
 from benchmarks.race.sight import Sight
-from kafka_marshal import Marshal
+from kafka_marshal import Claims, Group, Marshal
 
 __all__ = ["Loop", "loop_for"]
 
@@ -44,10 +44,10 @@ class MarshalLoop(Loop):
             topic=order["coordination"],
             **order["options"],
         )
-        made = self._marshal.group_consumer if order["member"] else self._marshal.consumer
-        self._consumer = made(
+        make: Any = self._marshal.consumer
+        self._consumer = make(
             order["topics"],
-            **order["member"],
+            mode=Group(**order["member"]) if order["member"] else Claims(),
             on_assign=lambda _, found: sight.gained([x.partition for x in found]),
             on_revoke=lambda _, found: sight.lost([x.partition for x in found]),
             on_lost=lambda _, found: sight.lost([x.partition for x in found]),

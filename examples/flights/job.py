@@ -202,7 +202,7 @@ class Job:
             group_id=scene.group_id,
             client_id="demo",
             topic=scene.coordination,
-            heartbeat_interval_ms=self.options.heartbeat_interval_ms,
+            heartbeat_interval=self.options.heartbeat_interval_ms / 1000,
             config=scene.config,
         )
 

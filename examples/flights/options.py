@@ -127,7 +127,7 @@ class ProcessSettings:
             group_id=self.group_id,
             client_id=self.client_id,
             topic=self.coordination,
-            heartbeat_interval_ms=self.heartbeat_interval_ms,
+            heartbeat_interval=self.heartbeat_interval_ms / 1000,
             config=self.config,
             watchdog=self.watchdog,
         )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kafka_marshal.client.health import Health
     from kafka_marshal.client.lease import Lease
     from kafka_marshal.client.marshal import Marshal
+    from kafka_marshal.client.modes import Batches, Claims, Group, Keys, Transactions
     from kafka_marshal.client.ranges import GroupRangeConsumer, RangeConsumer
     from kafka_marshal.client.shared import ShareConsumer, SharedBatch
     from kafka_marshal.client.transaction import Transaction
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
         TransactionLostError,
     )
     from kafka_marshal.metrics.rows import Metrics
-    from kafka_marshal.types import Delivery, LeaseInfo, OpenMessages, Progress, Start, TopicPartition
+    from kafka_marshal.types import Delivery, LeaseInfo, Offsets, OpenMessages, Progress, Start, TopicPartition
 
 __all__ = [
     "Admin",
@@ -73,10 +74,12 @@ __all__ = [
     "Attempt",
     "Balanced",
     "Batch",
+    "Batches",
     "Checkpoint",
     "CheckpointEndedError",
     "CheckpointPolicy",
     "ClaimTimeoutError",
+    "Claims",
     "ClientReplacedError",
     "ClosedError",
     "ConfigurationError",
@@ -85,6 +88,7 @@ __all__ = [
     "DeadLetter",
     "Delivery",
     "Greedy",
+    "Group",
     "GroupConsumer",
     "GroupError",
     "GroupPausedError",
@@ -96,6 +100,7 @@ __all__ = [
     "InHand",
     "KafkaUnavailableError",
     "KeyRangeError",
+    "Keys",
     "Lease",
     "LeaseInfo",
     "LeaseLostError",
@@ -106,6 +111,7 @@ __all__ = [
     "Metrics",
     "Move",
     "OffsetRange",
+    "Offsets",
     "OpenMessages",
     "PartitionStuckError",
     "Pause",
@@ -131,6 +137,7 @@ __all__ = [
     "TransactionError",
     "TransactionFencedError",
     "TransactionLostError",
+    "Transactions",
     "WholeTopic",
     "WorldView",
     "__version__",
@@ -154,6 +161,7 @@ _LATER = {
     "client.health": "Health",
     "client.lease": "Lease",
     "client.marshal": "Marshal",
+    "client.modes": "Batches Claims Group Keys Transactions",
     "client.ranges": "GroupRangeConsumer RangeConsumer",
     "client.shared": "ShareConsumer SharedBatch",
     "client.transaction": "Transaction",
@@ -169,7 +177,7 @@ _LATER = {
         "StateMissingError StateSplitError TransactionError TransactionFencedError TransactionLostError"
     ),
     "metrics.rows": "Metrics",
-    "types": "Delivery LeaseInfo OpenMessages Progress Start TopicPartition",
+    "types": "Delivery LeaseInfo Offsets OpenMessages Progress Start TopicPartition",
 }
 
 if not TYPE_CHECKING:

@@ -91,6 +91,14 @@ def seconds(name: str, value: object, *, above: float | None = None, below: floa
     return number
 
 
+def seconds_within(name: str, value: object, least: float, most: float) -> float:
+    """Seconds from least to most, both included."""
+    number = _finite(name, value, "a number of seconds")
+    if not least <= number <= most:
+        raise wrong(name, f"{least:g} to {most:,.0f} seconds", value)
+    return number
+
+
 def a_rate(name: str, value: object) -> float:
     """A finite number above 0 (no bool)."""
     number = _finite(name, value, "a number above 0")

@@ -32,6 +32,16 @@ WhenStuck = Literal["leave", "raise"]
 Target = int | str | datetime
 
 
+class Offsets(NamedTuple):
+    """A run of offsets of one partition."""
+
+    topic: str
+    partition: int
+    first: int
+    #: Included.
+    last: int
+
+
 class SharedEpoch(int):
     """The fencing token of some keys of a partition, of a member that shares it by key: valid for lo … hi only.
 

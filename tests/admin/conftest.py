@@ -98,14 +98,14 @@ class Group(Scene):
         return self.data
 
     def start(self, client_id: str, *, hold: set[Place] | None = None, hi: int = HI, **options: Any) -> Member:
-        member = Member(self.member(client_id, heartbeat_interval_ms=hi), self.data, **options)
+        member = Member(self.member(client_id, heartbeat_interval=hi / 1000), self.data, **options)
         member.hold = hold or set()
         self.threads.append(member)
         member.start()
         return member
 
     def admin(self, client_id: str | None = None, **options: Any) -> Admin:
-        options = {"topic": self.coordination, "heartbeat_interval_ms": HI, **options}
+        options = {"topic": self.coordination, "heartbeat_interval": HI / 1000, **options}
         return Admin(self.bootstrap, client_id=client_id, **options)
 
     def seen(self) -> Counter[Place]:
@@ -150,7 +150,7 @@ class Group(Scene):
             lambda: FaultyCluster(self.bootstrap, rule),
             topic=self.coordination,
             client_id=client_id,
-            heartbeat_interval_ms=HI,
+            heartbeat_interval=HI / 1000,
         )
 
     def lay(self, progress: Mapping[int, tuple[int, int, list[tuple[int, int]]]]) -> None:

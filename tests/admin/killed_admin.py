@@ -59,7 +59,7 @@ admin = Admin.on_cluster(
     lambda: Cluster(arguments["bootstrap"], {}),
     topic=arguments["coordination"],
     client_id=arguments["client_id"],
-    heartbeat_interval_ms=arguments["hi"],
+    heartbeat_interval=(arguments["hi"]) / 1000,
 )
 with admin.pause(arguments["group"], expires_in=arguments["expires_in"]) as pause:
     pause.wait_released(10)

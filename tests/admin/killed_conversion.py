@@ -59,7 +59,7 @@ conversion.passed = step
 admin = Admin.on_cluster(
     lambda: Cluster(arguments["bootstrap"], {}),
     topic=arguments["coordination"],
-    heartbeat_interval_ms=arguments["hi"],
+    heartbeat_interval=(arguments["hi"]) / 1000,
 )
 admin.convert_group(arguments["group"], arguments["to"], file=arguments["file"])
 print(json.dumps(steps))

@@ -110,7 +110,7 @@ def test_a_group_at_work_is_not_converted(empty: Group, file: Path) -> None:
 def test_a_worker_of_the_old_kind_is_refused_afterwards(empty: Group, file: Path) -> None:
     lay(empty, "claimed")
     empty.admin().convert_group(empty.group, "coordinated", file=file)
-    with pytest.raises(WrongKindError, match="group_consumer"):
+    with pytest.raises(WrongKindError, match=r"mode=Group\(\)"):
         empty.member("late").consumer([empty.data])
     assert positions(empty) == ("coordinated", OFFSETS)
 

@@ -117,7 +117,7 @@ def test_a_group_that_is_gone_is_forgotten(group: Group) -> None:
     group.start("a")
     group.at_rest(group.everything())
     group.threads[0].end()
-    held = group.member("dead", heartbeat_interval_ms=400)
+    held = group.member("dead", heartbeat_interval=0.4)
     held.claim(topic, 0)
     held.terminate()
     admin = group.admin()
@@ -148,7 +148,7 @@ def test_a_living_group_is_not_forgotten_and_continues(group: Group) -> None:
 
 def test_a_group_that_is_at_work_for_too_long_is_not_forgotten(group: Group) -> None:
     topic = group.fill(1, 0)
-    lease = group.member("slow", heartbeat_interval_ms=60_000).claim(topic, 0)
+    lease = group.member("slow", heartbeat_interval=60.0).claim(topic, 0)
     with pytest.raises(AdminError, match=r"may be at work: after 0\.3 s 'slow' .* Nothing was forgotten") as caught:
         group.admin().forget(group.group, timeout=0.3)
     assert pauses_written(group) == 0
@@ -202,7 +202,7 @@ def test_a_log_that_was_raised_is_left_alone_where_it_was(group: Group) -> None:
     stopped = route_lease(topic, 0, 3)
     other = next(partition for partition in range(20) if route_lease(topic, partition, 3) != stopped)
     for partition in (0, other):
-        group.member(heartbeat_interval_ms=30_000).claim(topic, partition)
+        group.member(heartbeat_interval=30.0).claim(topic, partition)
     group.append((stopped, Upgrade("i", "c", group.group, 99)))
     with pytest.raises(AdminError, match=rf"partition {stopped} .* level 99.*not paused by this admin anywhere"):
         group.admin().pause(group.group).start()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from kafka_marshal import Admin, Marshal
+from kafka_marshal import Admin, Batches, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.admin import Move, conversion, open_messages, repositioning
 from kafka_marshal.admin.open_messages import OpenMessage, Settled
@@ -475,8 +475,8 @@ def test_a_sharer_is_evicted_with_all_its_shares_and_its_batches_are_free() -> N
 def test_a_sharer_that_is_drained_gives_up_its_shares() -> None:
     place = Place("claimed")
     place.append(ReleasingPartition(*place.ids, DATA, 0, place.epoch, None), place.cp)
-    marshal = Marshal.on_cluster(place.cluster.connect("w2"), group_id=GROUP, client_id="w2", heartbeat_interval_ms=300)
-    with marshal, marshal.consumer([DATA], shared_batches=True) as consumer:
+    marshal = Marshal.on_cluster(place.cluster.connect("w2"), group_id=GROUP, client_id="w2", heartbeat_interval=0.3)
+    with marshal, marshal.consumer([DATA], mode=Batches()) as consumer:
         eventually(lambda: place.admin.held_by("w2"), what="it shares the partition")
 
         def work() -> None:

@@ -327,7 +327,7 @@ def test_a_member_under_the_admins_client_id_is_noticed_in_time(
     claim = _Mover.claim
 
     def comes_in() -> None:
-        twins.append(group.member("ops", heartbeat_interval_ms=10_000).claim(topic, 0))
+        twins.append(group.member("ops", heartbeat_interval=10.0).claim(topic, 0))
 
     def late(mover: _Mover) -> None:
         comes_in()
@@ -345,7 +345,7 @@ def test_a_member_under_the_admins_client_id_is_noticed_in_time(
 
 def test_log_time_moves_so_that_a_silent_holder_goes_stale_without_traffic(group: Group) -> None:
     group.fill(1, 3)
-    holder = group.member("silent", heartbeat_interval_ms=300)
+    holder = group.member("silent", heartbeat_interval=0.3)
     holder.claim(group.data, 0)
     holder.terminate()  # it sends neither heartbeats nor ticks any more
     with group.admin().pause(group.group) as pause:
@@ -354,7 +354,7 @@ def test_log_time_moves_so_that_a_silent_holder_goes_stale_without_traffic(group
 
 def test_members_wait_no_longer_than_they_must(group: Group) -> None:
     """An empty group is released at once, whatever the HI."""
-    with group.admin(heartbeat_interval_ms=HI * 100).pause(group.group) as pause:
+    with group.admin(heartbeat_interval=(HI * 100) / 1000).pause(group.group) as pause:
         assert isinstance(pause, Pause)
         assert pause.wait_released(0) == []
         assert pause.in_hand() == []

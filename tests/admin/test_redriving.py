@@ -25,7 +25,7 @@ class Place:
         self.cluster: MemoryCluster = memory_cluster(1, 0)
         self.cluster.broker.create_topic(DEAD, 2)
         self.cluster.broker.create_topic(RETRY, 1)
-        self.admin = Admin.on_cluster(lambda: self.cluster.connect("admin"), heartbeat_interval_ms=HI)
+        self.admin = Admin.on_cluster(lambda: self.cluster.connect("admin"), heartbeat_interval=HI / 1000)
 
     def letter(self, offset: int, error: Exception, *, group: str = GROUP, partition: int = 0) -> None:
         key, value = b"k%d" % offset, b"v%d" % offset

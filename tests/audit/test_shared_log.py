@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
+from kafka_marshal import Batches
 from kafka_marshal.admin import Admin
 from kafka_marshal.pipeline.audit import audit as audit_module
 from kafka_marshal.pipeline.audit.invariants import Kind
@@ -31,7 +32,7 @@ PARKED = 7
 def tell_a_story(scene: Scene, folder: Path) -> set[int]:
     """Returns which offsets the other worker handled after the killed one had been given them."""
     topic = scene.topic(1, MESSAGES)
-    with scene.member("parks") as member, member.consumer([topic], shared_batches=True) as consumer:
+    with scene.member("parks") as member, member.consumer([topic], mode=Batches()) as consumer:
         for batch in consumer.batches(max_messages=PARKED + 1):
             for message in batch:
                 if message.offset() == PARKED:
@@ -54,7 +55,7 @@ def tell_a_story(scene: Scene, folder: Path) -> set[int]:
     again = {line["offset"] for line in handled([other]) if line["count"] == 2}
     other.terminate()
     scene.publish(topic, 1, 1)
-    with scene.member("gives-up") as member, member.consumer([topic], shared_batches=True) as consumer:
+    with scene.member("gives-up") as member, member.consumer([topic], mode=Batches()) as consumer:
         batch = next(iter(consumer.batches()))
         aside = batch.messages[-1]
         batch.park(aside, "Worse")

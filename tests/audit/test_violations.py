@@ -240,9 +240,9 @@ def test_a_log_without_its_beginning_starts_from_a_snapshot(tmp_path: Path) -> N
 
 
 def test_a_topic_without_its_beginning_and_without_a_snapshot_is_refused() -> None:
-    from kafka_marshal.pipeline.audit.files import Piece
+    from kafka_marshal.pipeline.audit.files import LogPiece
 
-    log = SourceLog("__marshal", 1, {0: [Piece("x", 0, 0, 500, 600, 101, 1000)]}, {0: 500})
+    log = SourceLog("__marshal", 1, {0: [LogPiece("x", 0, 0, 500, 600, 101, 1000)]}, {0: 500})
     with pytest.raises(LogCutError, match="begins at offset 500"):
         cut(log, {}, 2)
 

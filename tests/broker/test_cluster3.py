@@ -88,7 +88,7 @@ def test_a_partition_whose_only_broker_is_gone_is_reported_and_continues_when_it
     admin.create_topics([NewTopic(topic, 1, replica_assignment=[[3]])])[topic].result(20)
     produce(kafka_cluster3, topic, b"before")
     shown = ["--bootstrap", bootstrap, "--topic", log, "status", "--json"]
-    member = Marshal(bootstrap, group_id="g", topic=log, heartbeat_interval_ms=2_000)
+    member = Marshal(bootstrap, group_id="g", topic=log, heartbeat_interval=2.0)
     with member, member.consumer([topic]) as consumer:
         (before,) = consumer.consume(1, 20.0)
         consumer.done(before)

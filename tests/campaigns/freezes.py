@@ -24,7 +24,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from kafka_marshal import Marshal
+from kafka_marshal import Group, Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing import LocalBroker, RunningKafka
@@ -113,7 +113,7 @@ class Crowd:
                 group_id=group,
                 client_id=name,
                 topic=self._coordination,
-                heartbeat_interval_ms=self._hi,
+                heartbeat_interval=self._hi / 1000,
             )
             self._begin(lambda name=name, group=group: self._work(name, group))  # type: ignore[misc]
         return self
@@ -147,7 +147,7 @@ class Crowd:
                 consumer: Any = (
                     member.consumer([group])
                     if group.startswith("claimed")
-                    else member.group_consumer([group], session_timeout_ms=3 * self._hi)
+                    else member.consumer([group], mode=Group(session_timeout=(3 * self._hi) / 1000))
                 )
                 self.started.add(name)
                 with consumer:

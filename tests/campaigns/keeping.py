@@ -107,7 +107,7 @@ def work(options: dict[str, Any]) -> int:
             group_id="workers",
             client_id=options["name"],
             topic=options["topic"],
-            heartbeat_interval_ms=HI_MS,
+            heartbeat_interval=HI_MS / 1000,
         ) as marshal,
         marshal.consumer([options["data"]]) as consumer,
     ):

@@ -50,7 +50,7 @@ class Process:
             group_id=job["group"],
             client_id=job["name"],
             topic=job["log"],
-            heartbeat_interval_ms=job["hi_ms"],
+            heartbeat_interval=(job["hi_ms"]) / 1000,
             watchdog=job["watchdog"],
         )
         signal.signal(signal.SIGTERM, lambda *_: marshal.stop())

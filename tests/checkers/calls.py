@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
-from kafka_marshal import Consumer, GroupConsumer, Marshal, Message, Retry, TopicPartition, aio
+from kafka_marshal import Consumer, Group, GroupConsumer, Marshal, Message, Retry, TopicPartition, aio
 
 
 @dataclass
@@ -33,7 +33,7 @@ def plain(marshal: Marshal, consumer: Consumer, group: GroupConsumer) -> None:
     marshal.consumer(["t"], delivery="at-most-once", on_assign=lambda c, found: c.stop())
     marshal.consumer(["t"], delivery="nope")  # type: ignore[call-overload]
     marshal.consumer(["t"], handler_timout=3.0)  # type: ignore[call-overload]
-    marshal.group_consumer(["t"], strategy="nope")  # type: ignore[arg-type]
+    marshal.consumer(["t"], mode=Group(strategy="nope"))  # type: ignore[arg-type]
     for each in (consumer, group):
         each.run(handle, concurrency=4, order="key", retry=Retry(attempts=3), dead_letters="dead")
         each.run(ahandle)
@@ -57,8 +57,8 @@ async def awaited() -> None:
     async with aio.Marshal("localhost", group_id="g", watchdog=True) as marshal:
         marshal.consumer(["t"], delivery="nope")  # type: ignore[call-overload]
         marshal.consumer(["t"], handler_timout=3.0)  # type: ignore[call-overload]
-        marshal.group_consumer(["t"], strategy="nope")  # type: ignore[arg-type]
-        async with marshal.group_consumer(["t"], strategy="range") as group:
+        marshal.consumer(["t"], mode=Group(strategy="nope"))  # type: ignore[arg-type]
+        async with marshal.consumer(["t"], mode=Group(strategy="range")) as group:
             await group.run(ahandle_order, deserialize=parse)
             group.stop()
         async with marshal.consumer(["t"], delivery="at-least-once", on_assign=assigned) as consumer:

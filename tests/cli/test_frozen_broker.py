@@ -29,13 +29,7 @@ class Workers:
     def __init__(self, bootstrap: str, log: str, group: str, topic: str) -> None:
         self._over = threading.Event()
         self.members = [
-            Marshal(
-                bootstrap,
-                group_id=group,
-                client_id=f"w{number}",
-                heartbeat_interval_ms=HI,
-                topic=log,
-            )
+            Marshal(bootstrap, group_id=group, client_id=f"w{number}", heartbeat_interval=HI / 1000, topic=log)
             for number in range(3)
         ]
         self._threads = [threading.Thread(target=self._work, args=(each, topic)) for each in self.members]

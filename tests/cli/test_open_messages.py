@@ -200,7 +200,7 @@ def test_the_recipe_of_the_page(
             raise ValueError("no such customer")
         handled.append(message.offset())
 
-    with Marshal(kafka_bootstrap, group_id="g", topic=log_topic, heartbeat_interval_ms=500) as marshal:
+    with Marshal(kafka_bootstrap, group_id="g", topic=log_topic, heartbeat_interval=0.5) as marshal:
         retry = Retry(attempts=2, backoff=(0.01, 0.02))
         with marshal.consumer([orders]) as consumer:
             worker = threading.Thread(target=consumer.run, args=(handle,), kwargs={"retry": retry, "park": True})

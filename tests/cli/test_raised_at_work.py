@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import Producer, TopicPartition
 
-from kafka_marshal import ConfigurationError, Consumer, Marshal, Retry
+from kafka_marshal import Batches, ConfigurationError, Consumer, Group, Marshal, Retry
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.node.coordination_topic import required_settings
@@ -57,12 +57,14 @@ class Members:
         wait_until(lambda: all(map(self.handled, self.outs)), what="the old ones work")
         for out in self.outs:
             name = f"new-{out.name}"
-            marshal = Marshal(bootstrap, topic=log_topic, group_id=out.name, client_id=name, heartbeat_interval_ms=HI)
+            marshal = Marshal(
+                bootstrap, topic=log_topic, group_id=out.name, client_id=name, heartbeat_interval=HI / 1000
+            )
             leave.callback(marshal.terminate)
             if out.name == "claimed":
                 self.new.append((marshal, marshal.consumer([topic])))
             else:
-                self.new.append((marshal, marshal.group_consumer([topic], session_timeout_ms=SESSION)))
+                self.new.append((marshal, marshal.consumer([topic], mode=Group(session_timeout=SESSION / 1000))))
 
     @staticmethod
     def handled(out: Path) -> list[tuple[int, int]]:
@@ -84,9 +86,9 @@ def refused_below_the_level(bootstrap: str, log_topic: str, topic: str) -> None:
     below = pytest.raises(
         ConfigurationError, match=rf"level {SHARING_LEVEL} .* at level {BEFORE}.*kafka-marshal upgrade"
     )
-    with Marshal(bootstrap, topic=log_topic, group_id="third", heartbeat_interval_ms=HI) as marshal:
+    with Marshal(bootstrap, topic=log_topic, group_id="third", heartbeat_interval=HI / 1000) as marshal:
         with below:
-            marshal.consumer([topic], shared_batches=True)
+            marshal.consumer([topic], mode=Batches())
         with marshal.consumer([topic]) as consumer:
             with below:
                 consumer.run(print, park=True)

@@ -57,7 +57,7 @@ def log_in(secured: str, coordination: str, tmp_path: Path) -> As:
 def ann_holds(secured: str, coordination: str) -> None:
     """The log has a group g, whose only lease belongs to a dead holder."""
     ann = Marshal(
-        secured, group_id="g", client_id="ann", topic=coordination, heartbeat_interval_ms=60_000, config=login("ann")
+        secured, group_id="g", client_id="ann", topic=coordination, heartbeat_interval=60.0, config=login("ann")
     )
     ann.claim("t", 0, timeout=5)
     ann.terminate()
@@ -97,7 +97,7 @@ def test_a_wrong_password(command: Command, log_in: As) -> None:
 
 def test_members(secured: str, coordination: str) -> None:
     create_topic(KafkaCluster(secured, login("root")), coordination, 2, 10)
-    ids = {"group_id": "g", "heartbeat_interval_ms": 600, "topic": coordination}
+    ids = {"group_id": "g", "heartbeat_interval": 0.6, "topic": coordination}
     with pytest.raises(AuthenticationError, match="Invalid username or password"):
         Marshal(secured, config=login("ann", "wrong"), **ids)  # type: ignore[arg-type]
     with Marshal(secured, client_id="ann", config=login("ann"), **ids) as ann:  # type: ignore[arg-type]

@@ -64,7 +64,7 @@ class Worker:
         #: The handler of a message waits for this.
         self.go_on = threading.Event()
         self.go_on.set()
-        self._marshal = Marshal(bootstrap, group_id="g", client_id="worker", topic=log_topic, heartbeat_interval_ms=500)
+        self._marshal = Marshal(bootstrap, group_id="g", client_id="worker", topic=log_topic, heartbeat_interval=0.5)
         self._thread = threading.Thread(target=self._work, args=(data,))
         self._thread.start()
 

@@ -117,7 +117,7 @@ class Scene:
         assert producer.flush(20) == 0
 
     def member(self, client_id: str | None = None, **options: Any) -> Marshal:
-        options = {"group_id": self.group, "topic": self.coordination, "heartbeat_interval_ms": HI, **options}
+        options = {"group_id": self.group, "topic": self.coordination, "heartbeat_interval": HI / 1000, **options}
         marshal = Marshal(self.bootstrap, client_id=client_id, **options)
         self.members.append(marshal)
         return marshal

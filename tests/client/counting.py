@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from kafka_marshal import Checkpoint, CheckpointPolicy, GroupConsumer, Marshal, Message, Piece, Restore
+from kafka_marshal import Checkpoint, CheckpointPolicy, Group, GroupConsumer, Marshal, Message, Piece, Restore
 from kafka_marshal.checkpoints import Folder
 from kafka_marshal.checkpoints.store import SavedPart
+from tests.modes import options_of
 
 __all__ = ["Ledger", "Memory", "Store", "counted"]
 
@@ -87,8 +88,8 @@ class Ledger:
         """A consumer with these callbacks. ranges: of ranges."""
         callbacks: dict[str, Any] = {"on_checkpoint": self.save, "on_restore": self.restore}
         callbacks |= {"on_revoke": self.drop, "on_lost": self.drop}
-        make: Any = marshal.group_ranges if options.pop("ranges", False) else marshal.group_consumer
-        made: GroupConsumer = make([topic], checkpoints=policy, **callbacks, **options)
+        make: Any = marshal.ranges if options.pop("ranges", False) else marshal.consumer
+        made: GroupConsumer = make([topic], **options_of({"checkpoints": policy, **callbacks, **options}, Group))
         return made
 
 
@@ -144,14 +145,14 @@ def main(arguments: dict[str, Any]) -> None:
         group_id=arguments["group"],
         client_id=arguments["client_id"],
         topic=arguments["coordination"],
-        heartbeat_interval_ms=arguments["hi"],
+        heartbeat_interval=(arguments["hi"]) / 1000,
         watchdog=arguments.get("watchdog", False),
     ) as marshal:
         signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
         wanted: list[str] = []
         signal.signal(signal.SIGUSR1, lambda *_: wanted.append("rollback"))
         signal.signal(signal.SIGUSR2, lambda *_: setattr(ledger, "failures", 1))
-        options = {"session_timeout_ms": arguments["session"], **arguments.get("options", {})}
+        options = {"session_timeout": arguments["session"] / 1000, **arguments.get("options", {})}
         with ledger.consumer(marshal, arguments["topic"], policy, **options) as consumer:
             for message in consumer:
                 if message.value() == b"hang":

@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import Any
 
-from kafka_marshal import Delivery, Marshal, Retry
+from kafka_marshal import Claims, Delivery, Marshal, Retry
 
 arguments = json.loads(sys.argv[1])
 found: list[tuple[str, str]] = []
@@ -22,12 +22,14 @@ with Marshal(
     arguments["bootstrap"],
     group_id=arguments["group"],
     topic=arguments["coordination"],
-    heartbeat_interval_ms=arguments["hi"],
+    heartbeat_interval=(arguments["hi"]) / 1000,
 ) as marshal:
     sys.addaudithook(note)
     deliveries: tuple[Delivery, ...] = ("at-least-once", "at-most-once")
     for topic, delivery in zip(arguments["topics"], deliveries, strict=True):
-        with marshal.consumer([topic], delivery=delivery, claim_ahead=delivery == "at-most-once") as consumer:
+        with marshal.consumer(
+            [topic], mode=Claims(claim_ahead=delivery == "at-most-once"), delivery=delivery
+        ) as consumer:
             message = consumer.poll(20)
             assert message is not None
             consumer.done(message)

@@ -9,6 +9,7 @@ from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.node.coordination_topic import create_topic
 from tests.client.conftest import wait_until
 from tests.faults.stories import GROUP, member
+from tests.modes import options_of
 
 IN, OUT, DEAD = "in", "out", "dead"
 
@@ -35,7 +36,7 @@ class Plant:
     def consumer(self, client_id: str = "a", hi: int = 1_000, **options: Any) -> tuple[Marshal, Consumer]:
         made = member(self.cluster, client_id, hi)
         self._members.append(made)
-        return made, made.consumer([IN], **({"transactions": True} | options))
+        return made, made.consumer([IN], **options_of({"transactions": True} | options))
 
     def seen(self, topic: str = OUT) -> list[Any]:
         """What a reader with read_committed sees."""

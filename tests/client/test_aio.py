@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Attempt, ConfigurationError, Message, Piece, Retry, TopicPartition
+from kafka_marshal import Attempt, ConfigurationError, Group, Message, Piece, Retry, TopicPartition
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.aio import Consumer, Marshal
 from kafka_marshal.node.coordination_topic import create_topic
@@ -125,7 +125,7 @@ async def test_run_in_this_loop_with_order_and_retry(cluster: MemoryCluster) -> 
             marshal.stop()
 
     loop = asyncio.get_running_loop()
-    async with member(cluster) as marshal, marshal.group_consumer([TOPIC]) as consumer:
+    async with member(cluster) as marshal, marshal.consumer([TOPIC], mode=Group()) as consumer:
         await consumer.run(handle, concurrency=8, retry=Retry(2, (0.01, 0.01)))
         assert [x for x in handled if x % 4 == 2] == [2, 6, 10, 14, 18]
         assert await consumer.state() == "PART_OF_GROUP"
@@ -193,7 +193,7 @@ async def test_callbacks_may_be_coroutine_functions(cluster: MemoryCluster) -> N
         told.extend(("revoked", (consumer, piece.partition)) for piece in pieces)
 
     async with member(cluster) as marshal:
-        async with marshal.group_consumer([TOPIC], on_assign=on_assign, on_revoke=on_revoke) as consumer:
+        async with marshal.consumer([TOPIC], mode=Group(), on_assign=on_assign, on_revoke=on_revoke) as consumer:
             await until(lambda: len(told) == 2)
         assert set(told) == {(kind, (consumer, x)) for kind in ("assigned", "revoked") for x in (0, 1)}
 
@@ -208,7 +208,7 @@ async def test_pause_seek_and_position(cluster: MemoryCluster) -> None:
         assert [(x.partition(), x.offset()) for x in got] == [(1, 7), (1, 8), (1, 9)]
         await consumer.resume()
         assert (await consumer.poll(5)) is not None
-        assert [x[:3] for x in await consumer.position() if x.partition == 1] == [TopicPartition(TOPIC, 1, 10, 0)[:3]]
+        assert [x[:3] for x in await consumer.assignment() if x.partition == 1] == [TopicPartition(TOPIC, 1, 10, 0)[:3]]
 
 
 async def test_what_is_not_open_says_so(cluster: MemoryCluster) -> None:

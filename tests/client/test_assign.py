@@ -18,12 +18,16 @@ import pytest
 from confluent_kafka import Producer
 
 from kafka_marshal import (
-    Balanced,
+    Batches,
+    CheckpointPolicy,
     ConfigurationError,
     Consumer,
+    Group,
     KeyRangeError,
+    Keys,
     Marshal,
     Message,
+    Transactions,
     aio,
 )
 from kafka_marshal.client.shared_reads import kept_bytes
@@ -121,7 +125,9 @@ def test_a_fork_while_members_read_together_leaves_the_parent_its_messages_and_t
     publish(scene, topic, 0, 400)
     found: list[list[int]] = [[], []]
     marshals = [scene.member(name, max_bytes_shared_reads=2**20) for name in ("low", "high")]
-    consumers = [each.assign({(topic, 0): [span]}) for each, span in zip(marshals, (LOW, HIGH), strict=True)]
+    consumers = [
+        each.consumer(mode=Keys({(topic, 0): [span]})) for each, span in zip(marshals, (LOW, HIGH), strict=True)
+    ]
 
     def work(number: int) -> None:
         for message in consumers[number]:
@@ -142,7 +148,7 @@ def test_a_fork_while_members_read_together_leaves_the_parent_its_messages_and_t
         pair = [
             Marshal(scene.bootstrap, group_id=scene.group, **options) for _ in range(2)
         ]  # they read in the same way
-        own = [each.assign({(other, 0): [span]}) for each, span in zip(pair, (LOW, HIGH), strict=True)]
+        own = [each.consumer(mode=Keys({(other, 0): [span]})) for each, span in zip(pair, (LOW, HIGH), strict=True)]
         counts = [len(take(each, len(of([span], 400)))) for each, span in zip(own, (LOW, HIGH), strict=True)]
         return f"{sum(counts)} {kept_bytes() > 0 or bool(pair[1].metrics().shared_reads)}"
 
@@ -195,14 +201,14 @@ def test_a_lease_goes_whole_by_keys_by_batches_and_whole_again(scene: Scene) -> 
     with worker.consumer([topic]) as whole:
         done += take(whole, end)
     more()
-    with worker.assign({(topic, 0): [LOW]}) as low:  # the other keys are behind now
+    with worker.consumer(mode=Keys({(topic, 0): [LOW]})) as low:  # the other keys are behind now
         done += take(low, len(of([LOW], 160, 80)))
-    with worker.consumer([topic], shared_batches=True) as shared:
+    with worker.consumer([topic], mode=Batches()) as shared:
         assert list(_first(shared, 2 * HI / 1000)) == [], "keys at different places can't be shared by batches"
-    with worker.assign({(topic, 0): [HIGH]}) as high:
+    with worker.consumer(mode=Keys({(topic, 0): [HIGH]})) as high:
         done += take(high, len(of([HIGH], 160, 80)))
     end = more()
-    with worker.consumer([topic], shared_batches=True) as shared:
+    with worker.consumer([topic], mode=Batches()) as shared:
         for batch in shared.batches(max_messages=10):
             done += [message.offset() or 0 for message in batch]
             if len(done) >= end:
@@ -229,12 +235,12 @@ def test_two_pods_of_an_event_loop_do_all_once(scene: Scene) -> None:
     """One iterates, the others run handlers by key; what one leaves at its close the standby takes."""
     topic, got = scene.topic(1), Counter[int]()
     publish(scene, topic, 0, 200)
-    made: dict[str, Any] = {"group_id": scene.group, "topic": scene.coordination, "heartbeat_interval_ms": HI}
+    made: dict[str, Any] = {"group_id": scene.group, "topic": scene.coordination, "heartbeat_interval": HI / 1000}
 
     async def low() -> None:
         async with (
             aio.Marshal(scene.bootstrap, client_id="low", **made) as marshal,
-            marshal.assign({(topic, 0): [LOW]}) as consumer,
+            marshal.consumer(mode=Keys({(topic, 0): [LOW]})) as consumer,
         ):
             async for message in consumer:
                 begun.set()
@@ -247,7 +253,7 @@ def test_two_pods_of_an_event_loop_do_all_once(scene: Scene) -> None:
         await begun.wait()
         async with (
             aio.Marshal(scene.bootstrap, client_id=client_id, **made) as marshal,
-            marshal.assign({(topic, 0): [span]}) as consumer,
+            marshal.consumer(mode=Keys({(topic, 0): [span]})) as consumer,
         ):
 
             async def handle(message: Message) -> None:
@@ -277,40 +283,41 @@ def test_two_pods_of_an_event_loop_do_all_once(scene: Scene) -> None:
 def test_what_contradicts_assign_is_refused_with_the_right_form(scene: Scene) -> None:
     made, topic = scene.member("m"), scene.topic(1)
     wanted = {(topic, 0): [LOW]}
-    for more, form in (
-        ({"policy": Balanced()}, r"consumer\(topics, policy=…\)"),
-        ({"transactions": True}, r"consumer\(topics, transactions=True\)"),
-        ({"shared_batches": True}, r"consumer\(topics, shared_batches=True\)"),
-        ({"delivery": "at-most-once"}, r"consumer\(topics\)"),
-    ):
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"topics": [topic]}, "left out with mode=Keys"),
+        ({"exactly_once": Transactions()}, r"Use mode=Claims\(\)"),
+        ({"checkpoints": CheckpointPolicy()}, r"Use mode=Group\("),
+        ({"delivery": "at-most-once"}, r"Use mode=Claims\(\)"),
+    ]
+    for more, form in refused:
         with pytest.raises(ConfigurationError, match=form):
-            made.assign(wanted, **more)
+            made.consumer(mode=Keys(wanted), **more)
     with pytest.raises(TypeError, match="unexpected keyword argument 'polcy'"):
-        made.assign(wanted, polcy=1)  # type: ignore[call-arg]
+        made.consumer(mode=Keys(wanted), polcy=1)  # type: ignore[call-overload]
     spans: list[Any] = [[(5, 4)], [(0, 2**63)], [7], [("a", "b")], 7]
     for wrong in ({}, [], {topic: [LOW]}, *({(topic, 0): each} for each in spans)):
         with pytest.raises(ConfigurationError):
-            made.assign(cast("Any", wrong))
+            made.consumer(mode=Keys(cast("Any", wrong)))
     with pytest.raises(ConfigurationError, match="have keys in common"):
-        made.assign({(topic, 0): [(0, 10), (10, 20)]})
+        made.consumer(mode=Keys({(topic, 0): [(0, 10), (10, 20)]}))
     with pytest.raises(ConfigurationError, match=r"\[3\] does not exist"):
-        made.assign({(topic, 3): []})
-    made.assign(wanted).close()
+        made.consumer(mode=Keys({(topic, 3): []}))
+    made.consumer(mode=Keys(wanted)).close()
 
 
 def test_kip_error_89_an_ordered_topic_is_shared_in_no_way(scene: Scene) -> None:
     topic = scene.topic(1)
     made = scene.member("m", ordered_topics=[topic])
     calls: list[Callable[[], object]] = [
-        lambda: made.assign({(topic, 0): [LOW]}),
-        lambda: made.consumer([topic], shared_batches=True),
-        lambda: made.group_consumer([topic], allow_key_share=True),
-        lambda: made.consumer([f"^{topic}$"], shared_batches=True),
-        lambda: made.group_consumer(["other", f"^{topic[:3]}"], allow_key_share=True),
+        lambda: made.consumer(mode=Keys({(topic, 0): [LOW]})),
+        lambda: made.consumer([topic], mode=Batches()),
+        lambda: made.consumer([topic], mode=Group(allow_key_share=True)),
+        lambda: made.consumer([f"^{topic}$"], mode=Batches()),
+        lambda: made.consumer(["other", f"^{topic[:3]}"], mode=Group(allow_key_share=True)),
     ]
     for call in calls:
         with pytest.raises(KeyRangeError, match="ordered_topics") as raised:
             call()
         assert raised.value.kip_number == 89
-    made.assign({(topic, 0): []}).close()
-    made.consumer(["^other-"], shared_batches=True).close()
+    made.consumer(mode=Keys({(topic, 0): []})).close()
+    made.consumer(["^other-"], mode=Batches()).close()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Admin, Marshal, Retry
+from kafka_marshal import Admin, Batches, Group, Marshal, Retry
 from kafka_marshal.client.breaker import FAILING, Breaker, Elsewhere
 from kafka_marshal.client.tries import Call
 from kafka_marshal.engine.work.lane import HANGS_MS
@@ -213,8 +213,8 @@ class Scene:
         if self.mode == "claims":
             return marshal.consumer([TOPIC])
         if self.mode == "batches":
-            return marshal.consumer([TOPIC], shared_batches=True)
-        return marshal.group_consumer([TOPIC], allow_key_share=self.mode == "keys")
+            return marshal.consumer([TOPIC], mode=Batches())
+        return marshal.consumer([TOPIC], mode=Group(allow_key_share=self.mode == "keys"))
 
     def handle(self, message: Any) -> None:
         if message.value() == BAD or self.is_away.is_set():
@@ -350,7 +350,7 @@ def test_an_operator_settles_a_message_that_a_member_has_in_its_batch(how: str, 
             batch.done()
             done.extend(message.offset() for message in batch)
 
-    with member(cluster) as marshal, marshal.consumer([TOPIC], shared_batches=True) as consumer:
+    with member(cluster) as marshal, marshal.consumer([TOPIC], mode=Batches()) as consumer:
         retry = Retry(None, (600.0, 600.0))
         options: dict[str, Any] = {"retry": retry, "order": "none", "concurrency": 2}
         running = threading.Thread(target=loop, args=(consumer,))

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from kafka_marshal import CheckpointPolicy, ConfigurationError, GroupConsumer, Marshal, StateError
+from kafka_marshal import CheckpointPolicy, ConfigurationError, Group, GroupConsumer, Marshal, StateError
 from kafka_marshal.node import coordination_topic
 from rationalizer import Record, SettleOffsets, encode
 from tests.client.conftest import wait_until
@@ -32,20 +32,20 @@ def refusal(consumer: GroupConsumer) -> str:
 def test_all_members_take_part_or_none(team: Team) -> None:
     a = team.start("a")
     wait_until(lambda: a.owns() == set(range(PARTITIONS)))
-    other = Marshal.on_cluster(team.cluster.connect("b"), group_id=GROUP, client_id="b", heartbeat_interval_ms=300)
-    with other, other.group_consumer([TOPIC], session_timeout_ms=SESSION) as consumer:
+    other = Marshal.on_cluster(team.cluster.connect("b"), group_id=GROUP, client_id="b", heartbeat_interval=0.3)
+    with other, other.consumer([TOPIC], mode=Group(session_timeout=SESSION / 1000)) as consumer:
         assert "checkpoints=CheckpointPolicy" in refusal(consumer)
-    other = Marshal.on_cluster(team.cluster.connect("c"), group_id=GROUP, client_id="c", heartbeat_interval_ms=300)
+    other = Marshal.on_cluster(team.cluster.connect("c"), group_id=GROUP, client_id="c", heartbeat_interval=0.3)
     hold = CheckpointPolicy(hold=True)
-    with other, other.group_consumer([TOPIC], session_timeout_ms=SESSION, checkpoints=hold) as consumer:
+    with other, other.consumer([TOPIC], mode=Group(session_timeout=SESSION / 1000), checkpoints=hold) as consumer:
         assert "hold" in refusal(consumer)
     adopting = team.start("d", policy=CheckpointPolicy(adopt=True, hold=True))
     wait_until(lambda: adopting.owns())
 
 
 def test_a_group_that_works_without_checkpoints_is_not_joined_with_them(team: Team) -> None:
-    other = Marshal.on_cluster(team.cluster.connect("b"), group_id=GROUP, client_id="b", heartbeat_interval_ms=300)
-    with other, other.group_consumer([TOPIC], session_timeout_ms=SESSION) as there:
+    other = Marshal.on_cluster(team.cluster.connect("b"), group_id=GROUP, client_id="b", heartbeat_interval=0.3)
+    with other, other.consumer([TOPIC], mode=Group(session_timeout=SESSION / 1000)) as there:
         wait_until(lambda: there.pieces())
         a = team.start("a")
         wait_until(lambda: a.error is not None)
@@ -76,7 +76,11 @@ def test_a_group_with_open_messages_begins_no_checkpoints(team: Team) -> None:
 def test_a_topic_below_level_3_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordination_topic, "SUPPORTED_LEVEL", 2)
     cluster = memory_cluster()
-    marshal = Marshal.on_cluster(cluster.connect("a"), group_id=GROUP, client_id="a", heartbeat_interval_ms=300)
-    with marshal, marshal.group_consumer([TOPIC], checkpoints=POLICY) as consumer, pytest.raises(Exception) as caught:
+    marshal = Marshal.on_cluster(cluster.connect("a"), group_id=GROUP, client_id="a", heartbeat_interval=0.3)
+    with (
+        marshal,
+        marshal.consumer([TOPIC], mode=Group(), checkpoints=POLICY) as consumer,
+        pytest.raises(Exception) as caught,
+    ):
         consumer.poll(10)
     assert "kafka-marshal upgrade" in str(caught.value) and "level 3" in str(caught.value)

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from kafka_marshal import (
     Checkpoint,
     CheckpointPolicy,
+    Group,
     GroupConsumer,
     Marshal,
     Message,
@@ -75,9 +77,9 @@ class Worker:
         self.handle: Callable[[Message], object] = self.ledger.handle
         self.error: BaseException | None = None
         self.marshal = Marshal.on_cluster(
-            team.cluster.connect(name), group_id=GROUP, client_id=name, heartbeat_interval_ms=300
+            team.cluster.connect(name), group_id=GROUP, client_id=name, heartbeat_interval=0.3
         )
-        options = {"session_timeout_ms": SESSION, **options}
+        options = {"session_timeout": SESSION / 1000, **options}
         self.consumer = self.ledger.consumer(self.marshal, TOPIC, policy, **options)
         self._way = way
         self._thread = threading.Thread(target=self._work, name=name)
@@ -206,11 +208,11 @@ def test_a_loss_goes_back_to_the_last_cut_of_its_pieces_alone(team: Team) -> Non
 
 
 def test_a_restart_under_the_same_name_takes_up_at_once(team: Team) -> None:
-    a = team.start("a", session_timeout_ms=60_000)
+    a = team.start("a", session_timeout=60.0)
     team.produce(10)
     wait_until(lambda: len(team.handled()) == 40)
     a.die()
-    again = team.start("a", session_timeout_ms=60_000)
+    again = team.start("a", session_timeout=60.0)
     team.produce(5)
     team.await_counted(again)
     assert {why for why, _ in again.restored()} == {"lost"}
@@ -475,10 +477,11 @@ def test_in_an_event_loop(team: Team) -> None:
         ledger.restore(restore)
 
     async def work() -> None:
-        options: Any = {"on_checkpoint": on_checkpoint, "on_restore": on_restore, "session_timeout_ms": SESSION}
+        policy = replace(POLICY, on_checkpoint=on_checkpoint, on_restore=on_restore)
+        mode = Group(session_timeout=SESSION / 1000)
         async with (
             AsyncMarshal.on_cluster(team.cluster.connect("z"), group_id=GROUP, client_id="z") as marshal,
-            marshal.group_consumer([TOPIC], checkpoints=POLICY, **options) as consumer,
+            marshal.consumer([TOPIC], mode=mode, checkpoints=policy) as consumer,
         ):
             running = asyncio.ensure_future(consumer.run(_handled(ledger)))
             await _until(lambda: counted([ledger]) == team.produced)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Admin, CheckpointPolicy, Restore
+from kafka_marshal import Admin, CheckpointPolicy, Group, Restore
 from kafka_marshal.checkpoints import Folder
 from tests.cli.harness import Command
 from tests.client.conftest import Scene, Worker, wait_until
@@ -67,9 +67,10 @@ class Counting(Scene):
     def read(self, restore: Callable[[Restore], object]) -> None:
         """After the last worker has left: what a new one restores; it gets no message."""
         restored: list[Restore] = []
-        options: Any = {"checkpoints": CheckpointPolicy(every=None), "session_timeout_ms": SESSION}
+        policy = CheckpointPolicy(every=None, on_restore=restored.append)
+        mode = Group(session_timeout=SESSION / 1000)
         member = self.member("reader")
-        with member.group_consumer([self.data], on_restore=restored.append, **options) as consumer:
+        with member.consumer([self.data], mode=mode, checkpoints=policy) as consumer:
             wait_until(lambda: sum(len(each.pieces) for each in restored) == PARTITIONS)
             assert consumer.poll(0.2) is None
         for each in restored:

@@ -215,7 +215,7 @@ def test_consume_does_not_wait_for_more_with_what_is_to_be_released(
 
     waiting = threading.Thread(target=consume)
     waiting.start()
-    wait_until(lambda: [x.offset for x in consumer.position()] == [3, 3])
+    wait_until(lambda: [x.offset for x in consumer.assignment()] == [3, 3])
     other = scene.member("b").consumer([topic], delivery=delivery)
     wait_until(lambda: len(other.assignment()) == 1)
     waiting.join(10)

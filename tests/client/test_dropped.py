@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Marshal
+from kafka_marshal import Claims, Group, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.client import closing
 from kafka_marshal.node.coordination_topic import create_topic
@@ -33,7 +33,7 @@ class Ground:
 
     def member(self, client_id: str) -> Marshal:
         return Marshal.on_cluster(
-            self.cluster.connect(client_id), group_id="g", client_id=client_id, heartbeat_interval_ms=HI
+            self.cluster.connect(client_id), group_id="g", client_id=client_id, heartbeat_interval=HI / 1000
         )
 
     def holders(self) -> set[str | None]:
@@ -54,20 +54,21 @@ def ground(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
     made.watcher.close()
 
 
-@pytest.mark.parametrize("kind", ["consumer", "ranges", "group_consumer"])
+@pytest.mark.parametrize("kind", ["consumer", "ranges", "group"])
 def test_what_a_notebook_forgets_is_released_with_a_warning(
     ground: Ground, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     """The cell runs again: both names are bound to new objects."""
-    if kind == "group_consumer":
+    if kind == "group":
         ground.watcher.close()
         ground.watcher = ground.member("watcher")
     marshal: Any = ground.member("cell")
-    consumer: Any = getattr(marshal, kind)(["t"])
+    make = marshal.ranges if kind == "ranges" else marshal.consumer
+    consumer: Any = make(["t"], mode=Group() if kind == "group" else Claims())
     wait_until(lambda: len(consumer.assignment()) == 2)
     ground.wait_holders("cell")
     with caplog.at_level(logging.WARNING, "kafka_marshal"):
-        marshal = consumer = None
+        marshal = consumer = make = None
         gc.collect()
         ground.wait_holders(None)
         wait_until(lambda: "Marshal(group_id='g', client_id='cell'" in caplog.text)

@@ -44,7 +44,7 @@ def test_q40_all_is_done_at_the_end_of_a_topic(scene: Scene, delivery: Delivery,
         return lease is not None and lease.stable == end - 1
 
     wait_until(done, what=f"done through {end - 1}")
-    assert [x.offset for x in consumer.position()] == [end]
+    assert [x.offset for x in consumer.assignment()] == [end]
     scene.publish(topic, 1, 2)
     assert take(consumer, 2) == [(0, end), (0, end + 1)], "what comes after it is handed out"
 

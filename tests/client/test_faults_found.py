@@ -9,7 +9,7 @@ from math import inf
 
 import pytest
 
-from kafka_marshal import ClaimTimeoutError, ConfigurationError, Delivery, Marshal
+from kafka_marshal import Batches, ClaimTimeoutError, ConfigurationError, Delivery, Marshal
 from kafka_marshal.adapters.memory import AppendFate, MemoryCluster
 from kafka_marshal.client.consumer import CLOCK_STRIDE
 from kafka_marshal.client.fetching import Then
@@ -48,7 +48,7 @@ def cluster() -> Iterator[MemoryCluster]:
 def member(cluster: MemoryCluster, client_id: str = "a") -> Marshal:
     connected = cluster.connect(client_id)
     connected.runtime = cluster.runtime
-    return Marshal.on_cluster(connected, group_id="g", client_id=client_id, heartbeat_interval_ms=HI)
+    return Marshal.on_cluster(connected, group_id="g", client_id=client_id, heartbeat_interval=HI / 1000)
 
 
 def looks_at(cluster: MemoryCluster, delivery: Delivery, took_ms: Callable[[int], float]) -> int:
@@ -162,11 +162,11 @@ def test_p6_a_sharers_reader_that_moves_on_and_back_within_one_read(
     cluster.broker.create_topic("t", 1)
     for number in range(10):
         cluster.broker.produce("t", 0, b"%d" % number)
-    with member(cluster, "x") as other, other.consumer(["t"], shared_batches=True) as former:
+    with member(cluster, "x") as other, other.consumer(["t"], mode=Batches()) as former:
         batch_below = next(former.batches(10))
         former.pause([("t", 0)])  # it takes no other
         restore = held_up(cluster, ClaimingShare)
-        with member(cluster) as marshal, marshal.consumer(["t"], shared_batches=True) as consumer:
+        with member(cluster) as marshal, marshal.consumer(["t"], mode=Batches()) as consumer:
             fetcher, key, found = consumer._fetcher, ("t", 0), list[Message]()
             real, offsets = fetcher.reader.read, list[int]()
 

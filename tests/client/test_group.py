@@ -20,6 +20,7 @@ from kafka_marshal import (
     ClientReplacedError,
     ClosedError,
     ConfigurationError,
+    Group,
     GroupConsumer,
     Marshal,
     Piece,
@@ -45,6 +46,7 @@ from rationalizer import (
 )
 from rationalizer.limits import MAX_KEY_HASH
 from tests.client.conftest import HI, Scene, Worker, take, wait_until
+from tests.modes import options_of
 
 SESSION = 1_500
 
@@ -72,7 +74,9 @@ class Groups(Scene):
 
     def joined(self, client_id: str, *topics: str, marshal: dict[str, Any] | None = None, **options: Any) -> Joined:
         member = self.member(client_id, **(marshal or {}))
-        return Joined(member, member.group_consumer(list(topics), **{"session_timeout_ms": SESSION, **options}))
+        return Joined(
+            member, member.consumer(list(topics), **options_of(options, Group, session_timeout=SESSION / 1000))
+        )
 
 
 class Joined:
@@ -138,7 +142,6 @@ def test_the_surface_of_a_consumer(groups: Groups, caplog: pytest.LogCaptureFixt
     wait_until(lambda: sorted(piece for _, found in called for piece in found) == pieces)
     assert {name for name, _ in called} == {"on_assign"}
     assert [x[:2] for x in consumer.assignment()] == [(topic, 0), (topic, 1)]
-    assert consumer.assignment() == consumer.position()
     # Batches, poll, and done in any order.
     batch = next(iter(consumer.batches(max_messages=20)))
     assert {batch.epoch} == {piece.epoch for piece in pieces}
@@ -162,7 +165,7 @@ def test_the_surface_of_a_consumer(groups: Groups, caplog: pytest.LogCaptureFixt
     assert (health.ok, health.leases, health.state) == (True, 2, "PART_OF_GROUP")
     assert str(health).startswith("ok: PART_OF_GROUP 2 pieces held")
     with pytest.raises(ConfigurationError, match="one, and no claims beside it"):
-        a.marshal.group_consumer(["other"])
+        a.marshal.consumer(["other"], mode=Group())
     with pytest.raises(errors.WrongKindError, match="convert-group"):
         a.marshal.claim(topic, 0)
     consumer.close()
@@ -173,7 +176,7 @@ def test_the_surface_of_a_consumer(groups: Groups, caplog: pytest.LogCaptureFixt
     with pytest.raises(ClosedError):
         consumer.poll(0)
     # A Marshal may make another consumer afterwards: a new member, which continues where the first ended.
-    again = a.marshal.group_consumer([topic], session_timeout_ms=SESSION)
+    again = a.marshal.consumer([topic], mode=Group(session_timeout=SESSION / 1000))
     wait_until(lambda: len(again.pieces()) == 2)
     assert sum(x.offset for x in again.committed([(topic, 0), (topic, 1)])) == done
     a.marshal.close()
@@ -274,18 +277,18 @@ def test_where_a_group_begins_and_what_it_refuses(groups: Groups) -> None:
     assert time.monotonic() - began < 2
     for cp in range(CPS):
         groups.write(ConfigureGroup("x", "adm", groups.group, (("max_session_timeout_ms", 60_000),)), cp)
-    slow = groups.joined("c", topic, strategy="range", session_timeout_ms=60_001)
+    slow = groups.joined("c", topic, strategy="range", session_timeout=60.001)
     with pytest.raises(errors.SessionTimeoutTooHighError, match="max_session_timeout_ms"):
         slow.consumer.poll(20)
-    for wrong in ({"strategy": "fair"}, {"session_timeout_ms": 10}, {"allow_key_share": True}, {"start": "first"}):
+    for wrong in ({"strategy": "fair"}, {"session_timeout": 0.01}, {"allow_key_share": 1}, {"start": "first"}):
         with pytest.raises(ConfigurationError):
-            slow.marshal.group_consumer([topic], **wrong)
+            slow.marshal.consumer([topic], **options_of(wrong, Group))
     with pytest.raises(ConfigurationError):
         latest.consumer.commit(timeout=-1)
     # The other kind, both ways.
     claiming = groups.member("d")
     for make in (claiming.consumer, claiming.ranges):
-        with pytest.raises(errors.WrongKindError, match=r"marshal\.group_consumer.*convert-group"):
+        with pytest.raises(errors.WrongKindError, match=r"mode=Group\(\).*convert-group"):
             make([topic])
     began = time.monotonic()
     with pytest.raises(errors.WrongKindError):
@@ -320,7 +323,7 @@ def test_a_group_becomes_coordinated_under_a_claiming_consumer(groups: Groups) -
     try:
         probe.create_topic(name, 2, 1, {})
         for _ in range(2):
-            with pytest.raises(errors.WrongKindError, match=r"marshal\.group_consumer"):
+            with pytest.raises(errors.WrongKindError, match=r"mode=Group\(\)"):
                 consumer.poll(20)
         with pytest.raises(errors.WrongKindError):
             ranges.take(10, timeout=20)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from kafka_marshal import CheckpointPolicy, ConfigurationError, GroupConsumer, GroupRangeConsumer
+from kafka_marshal import CheckpointPolicy, ConfigurationError, Group, GroupConsumer, GroupRangeConsumer
 from tests.client.conftest import wait_until
 from tests.client.test_checkpoints import ON_DEMAND, PARTITIONS, Team, Worker, settled
 from tests.faults.stories import TOPIC, member, memory_cluster
@@ -159,13 +159,13 @@ def test_without_checkpoints_progress_is_committed_and_moves_with_the_partition(
     cluster = memory_cluster(2, 10)
     a, b = member(cluster, "a"), member(cluster, "b")
     seen: list[tuple[int, int]] = []
-    with a, b, a.group_ranges([TOPIC], delivery=delivery, session_timeout_ms=600) as ours:
+    with a, b, a.ranges([TOPIC], mode=Group(session_timeout=0.6), delivery=delivery) as ours:
         while len(seen) < 12:
             given = ours.take(4, timeout=5)
             seen += [(each.partition, offset) for each in given for offset in range(each.first, each.last + 1)]
             assert ours.done(given) == given
         ours.commit()
-        with b.group_ranges([TOPIC], delivery=delivery, session_timeout_ms=600) as theirs:
+        with b.ranges([TOPIC], mode=Group(session_timeout=0.6), delivery=delivery) as theirs:
             wait_until(lambda: len(ours.pieces()) == len(theirs.pieces()) == 1)
             while len(seen) < 20:
                 for each in (ours, theirs):
@@ -178,9 +178,8 @@ def test_without_checkpoints_progress_is_committed_and_moves_with_the_partition(
 def test_what_cannot_work_is_refused() -> None:
     with member(memory_cluster(1, 0)) as marshal:
         for options, words in (
-            ({"on_checkpoint": print}, "Add checkpoints="),
             ({"checkpoints": CheckpointPolicy(), "delivery": "at-most-once"}, "at-least-once"),
             ({"config": {"isolation.level": "none"}}, "read_committed or read_uncommitted"),
         ):
             with pytest.raises(ConfigurationError, match=words):
-                marshal.group_ranges([TOPIC], **options)
+                marshal.ranges([TOPIC], mode=Group(), **options)

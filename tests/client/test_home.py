@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from kafka_marshal import Admin, HeldError, Marshal, errors
+from kafka_marshal import Admin, Group, HeldError, Marshal, errors
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.engine.effects import Effect
 from kafka_marshal.node import jobs
@@ -301,7 +301,7 @@ def test_claims_after_the_group_is_gone(crowd: Crowd) -> None:
     consumer = a.marshal.consumer([topic])
     assert len(take(consumer, 10)) == 10
     with pytest.raises(errors.WrongKindError):
-        b.group_consumer([topic]).poll(10)
+        b.consumer([topic], mode=Group()).poll(10)
 
 
 @pytest.mark.parametrize("is_claimed", [False, True])
@@ -319,7 +319,7 @@ def test_a_group_that_is_forgotten_is_looked_for_everywhere(crowd: Crowd, is_cla
         partition = crowd.partition(crowd.others[1])
         crowd.write(ClaimingPartition("x-1", "x", crowd.group, T, partition, 600_000), crowd.others[1])
     assert reads(a.marshal) == [crowd.home]
-    consumer = a.marshal.group_consumer([topic], session_timeout_ms=SESSION)
+    consumer = a.marshal.consumer([topic], mode=Group(session_timeout=SESSION / 1000))
     if is_claimed:
         with pytest.raises(errors.WrongKindError, match="leases of it in the log"):
             consumer.poll(20)

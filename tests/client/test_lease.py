@@ -169,7 +169,7 @@ class Left:
         return self.cluster.broker.produce("__marshal", 0, encode(record))
 
     def marshal(self) -> Marshal:
-        return Marshal.on_cluster(self.cluster, group_id="g", client_id="a", heartbeat_interval_ms=HI)
+        return Marshal.on_cluster(self.cluster, group_id="g", client_id="a", heartbeat_interval=HI / 1000)
 
 
 B, PLACE, SEEN = ("b1", "b", "g"), ("t", 0), 2**62

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Consumer, Marshal, aio
+from kafka_marshal import Consumer, Group, Marshal, aio
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.engine.work import delivery
 from rationalizer import ReleasingPartition, encode
@@ -166,7 +166,7 @@ def test_for_asyncio_it_comes_again_too() -> None:
     async def main() -> list[int | None]:
         seen, cluster = list[int | None](), memory_cluster(1, 2).connect("a")
         async with (
-            aio.Marshal.on_cluster(cluster, group_id=GROUP, heartbeat_interval_ms=HI) as marshal,
+            aio.Marshal.on_cluster(cluster, group_id=GROUP, heartbeat_interval=HI / 1000) as marshal,
             marshal.consumer([TOPIC], auto_done=False) as consumer,
         ):
             async for message in consumer:
@@ -240,7 +240,7 @@ def test_what_a_cancelled_call_took_comes_again_though_nothing_is_done() -> None
     async def main() -> list[int]:
         cluster = memory_cluster(1, 0)
         async with (
-            aio.Marshal.on_cluster(cluster.connect("a"), group_id=GROUP, heartbeat_interval_ms=HI) as marshal,
+            aio.Marshal.on_cluster(cluster.connect("a"), group_id=GROUP, heartbeat_interval=HI / 1000) as marshal,
             marshal.consumer([TOPIC], auto_done=False) as consumer,
         ):
             lost = asyncio.ensure_future(consumer.poll(None))
@@ -257,7 +257,7 @@ def test_what_a_cancelled_call_took_comes_again_though_nothing_is_done() -> None
 
 def test_for_asyncio(cluster: MemoryCluster) -> None:
     async def work() -> Any:
-        options: dict[str, Any] = {"group_id": GROUP, "client_id": "b", "heartbeat_interval_ms": HI}
+        options: dict[str, Any] = {"group_id": GROUP, "client_id": "b", "heartbeat_interval": HI / 1000}
         async with aio.Marshal.on_cluster(cluster.connect("b"), **options) as marshal:
             async with marshal.consumer(["other"]) as other:
                 async for _ in other:
@@ -278,7 +278,7 @@ def test_for_asyncio(cluster: MemoryCluster) -> None:
 def test_sharing_by_key_that_has_no_effect_is_warned_of_once(
     marshal: Marshal, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with marshal.group_consumer([TOPIC], allow_key_share=True) as consumer:
+    with marshal.consumer([TOPIC], mode=Group(allow_key_share=True)) as consumer:
         assert consumer.poll(10) is not None
     (line,) = [x.getMessage() for x in caplog.records if getattr(x, "event", "") == "key_share_refused"]
     assert f"kafka-marshal group {GROUP} --set accept_range_fetch={TOPIC}" in line

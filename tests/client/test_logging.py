@@ -193,7 +193,7 @@ class Lines(logging.Handler):
 
 logging.getLogger("kafka_marshal").addHandler(Lines())
 logging.getLogger("kafka_marshal").setLevel("INFO")
-with Marshal(sys.argv[1], group_id="g", client_id="w", heartbeat_interval_ms=int(sys.argv[3])) as marshal:
+with Marshal(sys.argv[1], group_id="g", client_id="w", heartbeat_interval=int(sys.argv[3]) / 1000) as marshal:
     signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
     with marshal.consumer([sys.argv[2]]) as consumer:
         for message in consumer:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from kafka_marshal import Marshal
+from kafka_marshal import Group, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node.coordination_topic import create_topic
@@ -48,7 +48,10 @@ def cluster() -> Iterator[Asked]:
 @pytest.mark.parametrize("refuses", [False, True])
 def test_many_partitions_are_asked_for_together(cluster: Asked, refuses: bool) -> None:
     cluster.refuses = refuses
-    with Marshal.on_cluster(cluster, group_id="g", client_id="a") as marshal, marshal.group_consumer(["t"]) as member:
+    with (
+        Marshal.on_cluster(cluster, group_id="g", client_id="a") as marshal,
+        marshal.consumer(["t"], mode=Group()) as member,
+    ):
         wait_until(lambda: len(member.assignment()) == PARTITIONS)
     together = [number for number in cluster.questions if number > 1]
     assert together == [TOGETHER, MANY]

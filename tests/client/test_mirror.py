@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer
 
-from kafka_marshal import ConfigurationError, Marshal, OpenMessages, Progress
+from kafka_marshal import ConfigurationError, Group, Marshal, OpenMessages, Progress
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.client import group_consumer
@@ -40,6 +40,7 @@ from rationalizer import (
 from rationalizer.limits import MAX_KEY_HASH
 from tests.client.conftest import take, wait_until
 from tests.client.test_group import Groups, Joined, await_shared
+from tests.modes import options_of
 
 SESSION = 900
 TOPIC = "t"
@@ -98,10 +99,10 @@ class Kafka(MemoryCluster):
 
     def member(self, client_id: str = "a", **options: Any) -> Joined:
         marshal = Marshal.on_cluster(
-            self.connect(client_id), group_id="g", client_id=client_id, heartbeat_interval_ms=SESSION // 2
+            self.connect(client_id), group_id="g", client_id=client_id, heartbeat_interval=(SESSION // 2) / 1000
         )
-        options = {"session_timeout_ms": SESSION, "mirror_offsets": True, **options}
-        return Joined(marshal, marshal.group_consumer([TOPIC], **options))
+        options = options_of({"mirror_offsets": True, **options}, Group, session_timeout=SESSION / 1000)
+        return Joined(marshal, marshal.consumer([TOPIC], **options))
 
 
 @pytest.fixture
@@ -174,14 +175,14 @@ def test_what_is_open_comes_next_and_what_is_set_aside_does_not(kafka: Kafka) ->
 
 @pytest.mark.parametrize("options", [{}, {"mirror_offsets": False}])
 def test_without_it_nothing_is_committed(kafka: Kafka, options: dict[str, Any]) -> None:
-    with Marshal.on_cluster(kafka.connect("a"), group_id="g", heartbeat_interval_ms=SESSION) as marshal:
-        consumer = marshal.group_consumer([TOPIC], session_timeout_ms=SESSION, **options)
+    with Marshal.on_cluster(kafka.connect("a"), group_id="g", heartbeat_interval=SESSION / 1000) as marshal:
+        consumer = marshal.consumer([TOPIC], **options_of(options, Group, session_timeout=SESSION / 1000))
         take(consumer, 40)
         consumer.commit()
         assert marshal._driver.upkeep.jobs == []
         consumer.close()
         with pytest.raises(ConfigurationError, match="mirror_offsets"):
-            marshal.group_consumer([TOPIC], mirror_offsets="yes")  # type: ignore[arg-type]
+            marshal.consumer([TOPIC], mode=Group(mirror_offsets="yes"))  # type: ignore[arg-type]
     assert kafka.tries == 0
 
 

@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from kafka_marshal import Admin, Consumer, Marshal, ShareConsumer
+from kafka_marshal import Admin, Batches, Consumer, Group, Keys, Marshal, ShareConsumer
 from kafka_marshal.errors import AdminError
 from kafka_marshal.testing import LocalBroker
 from tests.cli.conftest import command, environment
@@ -29,17 +29,17 @@ def in_claims(marshal: Marshal, topic: str) -> Consumer:
 
 
 def in_a_group(marshal: Marshal, topic: str) -> Consumer:
-    made: Consumer = marshal.group_consumer([topic])
+    made: Consumer = marshal.consumer([topic], mode=Group())
     return made
 
 
 def by_batches(marshal: Marshal, topic: str) -> Consumer:
-    made: Consumer = marshal.consumer([topic], shared_batches=True)
+    made: Consumer = marshal.consumer([topic], mode=Batches())
     return made
 
 
 def by_keys(marshal: Marshal, topic: str) -> Consumer:
-    return marshal.assign({(topic, 0): [(0, 2**63 - 1)]})
+    return marshal.consumer(mode=Keys({(topic, 0): [(0, 2**63 - 1)]}))
 
 
 def admin_of(scene: Scene) -> Admin:

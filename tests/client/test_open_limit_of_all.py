@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Consumer, KeyRangeError, Marshal
+from kafka_marshal import Batches, Consumer, Group, KeyRangeError, Keys, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.admin import Admin
 from kafka_marshal.client import health
@@ -53,13 +53,13 @@ def in_claims(marshal: Marshal, **options: Any) -> Consumer:
 
 
 def in_a_group(marshal: Marshal, **options: Any) -> Consumer:
-    made: Consumer = marshal.group_consumer([TOPIC], session_timeout_ms=6_000, **options)
+    made: Consumer = marshal.consumer([TOPIC], mode=Group(session_timeout=6.0), **options)
     return made
 
 
 def by_keys(marshal: Marshal, **options: Any) -> Consumer:
     halves = [(0, 2**62), (2**62 + 1, 2**63 - 1)]
-    return marshal.assign({(TOPIC, 0): halves, (TOPIC, 1): halves}, **options)
+    return marshal.consumer(mode=Keys({(TOPIC, 0): halves, (TOPIC, 1): halves}), **options)
 
 
 @pytest.mark.parametrize("made", [in_claims, in_a_group, by_keys])
@@ -132,7 +132,7 @@ def test_a_message_that_is_open_by_itself_is_set_aside_all_the_same() -> None:
 def test_a_sharer_takes_nothing_more_and_gives_back_what_it_could_not_set_aside() -> None:
     cluster = memory_cluster(1, 5)
     with member(cluster) as marshal:
-        consumer = marshal.consumer([TOPIC], shared_batches=True)
+        consumer = marshal.consumer([TOPIC], mode=Batches())
         batches = consumer.batches()
         left = 5
         while left:
@@ -158,6 +158,6 @@ def test_a_sharer_takes_nothing_more_and_gives_back_what_it_could_not_set_aside(
         (free,) = [hole for hole in holes_of(marshal) if not hole.is_parked]
         assert (free.first, free.last, free.is_free) == (3, 3, True)
     operator(cluster).discard(GROUP, "all")
-    with member(cluster, "b") as marshal, marshal.consumer([TOPIC], shared_batches=True) as consumer:
+    with member(cluster, "b") as marshal, marshal.consumer([TOPIC], mode=Batches()) as consumer:
         batch = next(consumer.batches())
         assert [(each.offset(), batch.delivery_count) for each in batch] == [(3, 2)]

@@ -111,7 +111,7 @@ def test_park_by_hand_of_members_with_different_keys(crew: Crew) -> None:
 def test_in_asyncio_a_message_is_set_aside_redriven_and_handled_once_more(crew: Crew, way: str) -> None:
     topic, got, tries = crew.topic(1), Counter[int](), list[int]()
     publish(crew, topic, KEYS)
-    made: dict[str, Any] = {"group_id": crew.group, "topic": crew.coordination, "heartbeat_interval_ms": HI}
+    made: dict[str, Any] = {"group_id": crew.group, "topic": crew.coordination, "heartbeat_interval": HI / 1000}
 
     async def until(condition: Callable[[], Any]) -> None:
         while not await asyncio.to_thread(condition):

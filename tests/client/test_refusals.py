@@ -12,7 +12,19 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kafka_marshal import Admin, Balanced, CheckpointPolicy, ConfigurationError, KeyRangeError, Marshal, Retry, aio
+from kafka_marshal import (
+    Admin,
+    Batches,
+    CheckpointPolicy,
+    ConfigurationError,
+    Group,
+    KeyRangeError,
+    Keys,
+    Marshal,
+    Retry,
+    Transactions,
+    aio,
+)
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.node.coordination_topic import required_settings
 from kafka_marshal.pipeline.source import SourceOptions
@@ -59,15 +71,14 @@ def run(retry: Retry | None = None, **options: Any) -> Callable[[Marshal], objec
 
     def call(marshal: Marshal) -> None:
         with marshal.consumer([TOPIC], **options) as consumer:
-            is_transactional = {"transactions": True} if options.get("transactions") else {}
-            consumer.run(print, retry=retry, **of_run, **is_transactional)
+            consumer.run(print, retry=retry, **of_run)
 
     return call
 
 
 def run_in_group(retry: Retry | None = None, park: bool = False, **options: Any) -> Callable[[Marshal], object]:
     def call(marshal: Marshal) -> None:
-        with marshal.group_consumer([TOPIC], **options) as consumer:
+        with marshal.consumer([TOPIC], mode=Group(), **options) as consumer:
             wait_until(lambda: consumer.member_id)
             consumer.run(print, retry=retry, park=park)
 
@@ -76,12 +87,10 @@ def run_in_group(retry: Retry | None = None, park: bool = False, **options: Any)
 
 def park_one(**options: Any) -> Callable[[Marshal], object]:
     """`park` of a message that was delivered."""
-    is_group = options.pop("group", False)
 
     def call(marshal: Marshal) -> None:
-        made: Any = marshal.group_consumer if is_group else marshal.consumer
-        with made([TOPIC], **options) as consumer:
-            if "transactions" in options:
+        with marshal.consumer([TOPIC], **options) as consumer:
+            if "exactly_once" in options:
                 consumer.park(next(iter(next(consumer.batches()))), "bad")
             consumer.park(wait_until(lambda: consumer.poll(0.5)), "bad")
 
@@ -90,14 +99,14 @@ def park_one(**options: Any) -> Callable[[Marshal], object]:
 
 def shared(act: Callable[[Any], object] = lambda consumer: None, **options: Any) -> Callable[[Marshal], object]:
     def call(marshal: Marshal) -> None:
-        with marshal.consumer([TOPIC], shared_batches=True, **options) as consumer:
+        with marshal.consumer([TOPIC], mode=Batches(), **options) as consumer:
             act(consumer)
 
     return call
 
 
 def assign(spans: Any = (LOW,), **options: Any) -> Callable[[Marshal], object]:
-    return lambda marshal: marshal.assign({(TOPIC, 0): list(spans)}, **options).close()
+    return lambda marshal: marshal.consumer(mode=Keys({(TOPIC, 0): list(spans)}), **options).close()
 
 
 def in_asyncio(act: Callable[[aio.Marshal], Coroutine[Any, Any, object]]) -> Callable[[Marshal], object]:
@@ -116,12 +125,12 @@ async def _aio_run(marshal: aio.Marshal) -> None:
 
 
 async def _aio_shared(marshal: aio.Marshal) -> None:
-    async with marshal.consumer([TOPIC], shared_batches=True):
+    async with marshal.consumer([TOPIC], mode=Batches()):
         pass
 
 
 async def _aio_assign(marshal: aio.Marshal) -> None:
-    async with marshal.assign({(TOPIC, 0): [LOW]}):
+    async with marshal.consumer(mode=Keys({(TOPIC, 0): [LOW]})):
         pass
 
 
@@ -140,26 +149,27 @@ BELOW = [
     Refusal("run park in a group", run_in_group(park=True), AT, RAISE),
     Refusal("run durable in a group", run_in_group(DURABLE), AT, RAISE),
     Refusal("park", park_one(), rf"park\(…\): {AT}", RAISE),
-    Refusal("park in a group", park_one(group=True), rf"park\(…\): {AT}", RAISE),
+    Refusal("park in a group", park_one(mode=Group()), rf"park\(…\): {AT}", RAISE),
     Refusal("shared batches", shared(), AT, RAISE),
-    Refusal("assign ranges", assign(), rf"assign\(…\): {AT}", RAISE),
-    Refusal("assign whole", assign(()), rf"assign\(…\): {AT}", RAISE),
+    Refusal("assign ranges", assign(), rf"mode=Keys\(…\): {AT}", RAISE),
+    Refusal("assign whole", assign(()), rf"mode=Keys\(…\): {AT}", RAISE),
     Refusal("aio run park", in_asyncio(_aio_run), AT, RAISE),
     Refusal("aio shared batches", in_asyncio(_aio_shared), AT, RAISE),
     Refusal("aio assign", in_asyncio(_aio_assign), AT, RAISE),
     Refusal("operator's park", operate, rf"park: {AT}", RAISE),
 ]
 
-CHECKPOINTS: dict[str, Any] = {"checkpoints": CheckpointPolicy(every=None), "on_checkpoint": lambda *_: b""}
+CHECKPOINTS: dict[str, Any] = {"checkpoints": CheckpointPolicy(every=None, on_checkpoint=lambda _: b"")}
 ONCE: dict[str, Any] = {"delivery": "at-most-once"}
+EXACTLY: dict[str, Any] = {"exactly_once": Transactions()}
 IS_ONCE = "is for delivery='at-least-once'"
 LETTERS = "Use dead_letters=…"
 
 TOGETHER = [
     Refusal("park letters", run(park=True, dead_letters="dead"), "exclude each other", "Leave one of them out"),
-    Refusal("park transactions", run(park=True, transactions=True), "not work with transactions=True", LETTERS),
-    Refusal("durable transactions", run(DURABLE, transactions=True), "not work with transactions=True", LETTERS),
-    Refusal("park by hand transactions", park_one(transactions=True), "not work with transactions=True", LETTERS),
+    Refusal("park transactions", run(park=True, **EXACTLY), "not work with exactly_once=", LETTERS),
+    Refusal("durable transactions", run(DURABLE, **EXACTLY), "not work with exactly_once=", LETTERS),
+    Refusal("park by hand transactions", park_one(**EXACTLY), "not work with exactly_once=", LETTERS),
     Refusal("park at most once", run(park=True, **ONCE), IS_ONCE, "or take batches"),
     Refusal("durable at most once", run(DURABLE, **ONCE), IS_ONCE, "or take batches"),
     Refusal("park by hand at most once", park_one(**ONCE), IS_ONCE, "Leave it out, or"),
@@ -180,18 +190,27 @@ TOGETHER = [
     ),
     Refusal("shared durable", shared(lambda x: x.run(print, retry=DURABLE)), "durable=True", "Leave it out"),
     Refusal("shared run at most once", shared(lambda x: x.run(print), **ONCE), IS_ONCE, r"Take batches\(\)"),
-    Refusal("shared policy", shared(policy=Balanced()), "policy= is not", "Leave out policy="),
-    Refusal("shared transactions", shared(transactions=True), "transactions=True is not", "Leave out one of them"),
-    Refusal("shared claim ahead", shared(claim_ahead=True, **ONCE), "claim_ahead=True is not", "Leave it out"),
+    Refusal("shared transactions", shared(**EXACTLY), "exactly_once= is not", "Leave it out"),
+    Refusal("shared checkpoints", shared(**CHECKPOINTS), "checkpoints= is not", r"Use mode=Group\("),
     Refusal("shared poll", shared(lambda x: x.poll()), r"poll\(\) is not", r"Use batches\(\)"),
     Refusal("shared consume", shared(lambda x: x.consume()), r"consume\(\) is not", r"Use batches\(\)"),
     Refusal("shared loop", shared(iter), "iterating is not", r"Use batches\(\)"),
     Refusal("shared seek", shared(lambda x: x.seek(TOPIC, 0, 1)), r"seek\(\) is not", r"Use batches\(\)"),
-    Refusal("assign at most once", assign(**ONCE), "delivery='at-most-once' is not", r"Use consumer\(topics\)"),
-    Refusal("assign policy", assign(policy=Balanced()), "policy= is not", r"consumer\(topics, policy=…\) has one"),
-    Refusal("assign transactions", assign(transactions=True), "transactions= is not", r"Use consumer\(topics, trans"),
-    Refusal("assign shared", assign(shared_batches=True), "shared_batches= is not", r"Use consumer\(topics, shared"),
-    Refusal("assign claim ahead", assign(claim_ahead=True), "claim_ahead= is not", "Leave it out"),
+    Refusal("assign at most once", assign(**ONCE), "delivery='at-most-once' is not", r"Use mode=Claims\(\)"),
+    Refusal("assign transactions", assign(**EXACTLY), "exactly_once= is not", r"Use mode=Claims\(\)"),
+    Refusal("assign checkpoints", assign(**CHECKPOINTS), "checkpoints= is not", r"Use mode=Group\("),
+    Refusal(
+        "claims with checkpoints",
+        lambda marshal: marshal.consumer([TOPIC], **CHECKPOINTS),
+        "checkpoints= is not",
+        r"Use mode=Group\(",
+    ),
+    Refusal(
+        "ranges of shared keys",
+        lambda marshal: marshal.ranges([TOPIC], mode=Group(allow_key_share=True)),
+        "allow_key_share=True is not",
+        "Leave it out",
+    ),
     Refusal("assign overlaps", assign([(0, 10), (10, 20)]), "have keys in common", "Both ends of a range"),
 ]
 
@@ -200,7 +219,7 @@ SWITCH = f"kafka-marshal group {OFF} --set accept_individual_commit=true"
 SETTING_OFF = [
     Refusal("run park", run_in_group(park=True), "accept_individual_commit of group 'off' is off", SWITCH, 88),
     Refusal("run durable", run_in_group(DURABLE), "accept_individual_commit of group 'off' is off", SWITCH, 88),
-    Refusal("park", park_one(group=True), "accept_individual_commit of group 'off' is off", SWITCH, 88),
+    Refusal("park", park_one(mode=Group()), "accept_individual_commit of group 'off' is off", SWITCH, 88),
 ]
 
 WHOLE = r"Hold partitions whole \(consumer\(topics\)\)"
@@ -210,7 +229,7 @@ ORDERED = [
     Refusal("shared batches", shared(), rf"not possible for {TOPIC}", WHOLE, 89),
     Refusal(
         "key share",
-        lambda marshal: marshal.group_consumer([TOPIC], allow_key_share=True),
+        lambda marshal: marshal.consumer([TOPIC], mode=Group(allow_key_share=True)),
         rf"not possible for {TOPIC}",
         WHOLE,
         89,
@@ -232,7 +251,7 @@ def refuses(marshal: Marshal, refusal: Refusal) -> None:
 
 
 def on(cluster: MemoryCluster, **options: Any) -> Iterator[Marshal]:
-    options = {"group_id": GROUP, "client_id": "a", "heartbeat_interval_ms": 300, **options}
+    options = {"group_id": GROUP, "client_id": "a", "heartbeat_interval": 0.3, **options}
     with Marshal.on_cluster(cluster.connect("a"), **options) as marshal:
         marshal.cluster = cluster  # type: ignore[attr-defined]
         yield marshal
@@ -267,5 +286,5 @@ def test_kip_error_89_names_the_ordered_topic(refusal: Refusal) -> None:
 
 def test_a_topic_of_ordered_topics_may_be_held_whole() -> None:
     for marshal in on(cluster_at(SHARING_LEVEL), ordered_topics=[TOPIC]):
-        marshal.assign({(TOPIC, 0): []}).close()
+        marshal.consumer(mode=Keys({(TOPIC, 0): []})).close()
         marshal.consumer([TOPIC]).close()

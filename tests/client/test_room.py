@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import GroupConsumer, aio
+from kafka_marshal import Group, GroupConsumer, aio
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.engine.work.topic_mark import split
 from rationalizer import ConfigureGroup, encode
@@ -73,8 +73,8 @@ def test_at_the_limit_it_stops_says_so_and_goes_on(
     caplog.set_level(logging.WARNING, "kafka_marshal")
     with member(cluster) as marshal:
         options: Any = {} if way is ranged else {"auto_done": False}
-        make = marshal.group_ranges if way is ranged else marshal.group_consumer
-        with make([TOPIC], **options) as consumer:
+        make: Any = marshal.ranges if way is ranged else marshal.consumer
+        with make([TOPIC], mode=Group(), **options) as consumer:
             kept: list[tuple[int, Callable[[], object]]] = []
             offsets: list[int] = []
 
@@ -114,8 +114,8 @@ def test_at_the_limit_it_stops_says_so_and_goes_on(
 def test_it_stops_for_asyncio_too(cluster: MemoryCluster) -> None:
     async def main() -> int:
         async with (
-            aio.Marshal.on_cluster(cluster.connect("a"), group_id=GROUP, heartbeat_interval_ms=HI) as marshal,
-            marshal.group_consumer([TOPIC]) as consumer,
+            aio.Marshal.on_cluster(cluster.connect("a"), group_id=GROUP, heartbeat_interval=HI / 1000) as marshal,
+            marshal.consumer([TOPIC], mode=Group()) as consumer,
         ):
             kept = []
             while not marshal.health().stuck:
@@ -138,7 +138,7 @@ def test_run_waits_for_what_is_in_flight(cluster: MemoryCluster) -> None:
         if message.offset() == 0:
             goes_on.wait(20)
 
-    with member(cluster) as marshal, marshal.group_consumer([TOPIC]) as consumer:
+    with member(cluster) as marshal, marshal.consumer([TOPIC], mode=Group()) as consumer:
         thread = threading.Thread(target=consumer.run, args=(handle,), kwargs={"order": "none", "concurrency": 3})
         thread.start()
         wait_until(lambda: len(begun) > MOST)

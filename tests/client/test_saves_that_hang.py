@@ -46,11 +46,11 @@ def test_a_member_whose_saves_fail_one_after_another_is_not_well(team: Team, mon
     a = team.start("a")
     team.produce(3)
 
-    def told() -> list[str]:  # on a busy machine others may show for a moment, too
+    def found() -> list[str]:  # on a busy machine there may be others for a moment, too
         return [x for x in a.marshal.health().problems if x.startswith("its last ")]
 
-    wait_until(lambda: bool(told()))
-    (problem,) = told()
+    wait_until(lambda: bool(found()))
+    (problem,) = found()
     assert "lack some or all of its pieces" in problem
     assert "on_checkpoint fails or hangs: check the store of states" in problem
     monkeypatch.setattr(team.store, "save", save)

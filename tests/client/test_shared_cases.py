@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Marshal, SharedBatch
+from kafka_marshal import Batches, Marshal, SharedBatch
 from kafka_marshal.testing import RunningKafka
 from tests.client.conftest import Scene, wait_until
 
@@ -20,7 +20,7 @@ class Loop:
 
     def __init__(self, scene: Scene, name: str, topic: str, each_s: float = 0.0, **options: Any) -> None:
         self.marshal: Marshal = scene.member(name)
-        self.consumer = self.marshal.consumer([topic], shared_batches=True, **options)
+        self.consumer = self.marshal.consumer([topic], mode=Batches(), **options)
         self.gate = threading.Event()
         self.gate.set()
         self.each_s = each_s

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from kafka_marshal import Attempt, Marshal, Retry, aio
+from kafka_marshal import Attempt, Batches, Marshal, Retry, aio
 from kafka_marshal.adapters.memory import MemoryCluster
 from rationalizer.holes import Hole
 from tests.client.conftest import wait_until
@@ -29,7 +29,7 @@ class Team:
         **options: Any,
     ) -> None:
         self.members = [member(cluster, name) for name in names]
-        about: dict[str, Any] = {"shared_batches": True, "handler_timeout": handler_timeout}
+        about: dict[str, Any] = {"mode": Batches(), "handler_timeout": handler_timeout}
         self.consumers = [each.consumer([TOPIC], **about) for each in self.members]
         self._threads = [
             threading.Thread(target=consumer.run, args=(handle,), kwargs=options) for consumer in self.consumers
@@ -130,7 +130,7 @@ def test_a_slow_message_keeps_one_handler_and_the_others_get_what_comes() -> Non
 def test_a_batch_that_is_done_but_for_a_parked_message_and_one_that_is_given_back() -> None:
     """What the program says of a batch counts in its order: else the parked message would be done, and lost."""
     cluster = memory_cluster(1, 20)
-    with member(cluster) as marshal, marshal.consumer([TOPIC], shared_batches=True) as consumer:
+    with member(cluster) as marshal, marshal.consumer([TOPIC], mode=Batches()) as consumer:
         seen = 0
         for batch in consumer.batches():
             for message in batch:
@@ -158,8 +158,8 @@ def test_batches_in_asyncio() -> None:
 
     async def main() -> list[int]:
         found: list[int] = []
-        marshal = aio.Marshal.on_cluster(cluster.connect("a"), group_id="g", client_id="a", heartbeat_interval_ms=300)
-        async with marshal, marshal.consumer([TOPIC], shared_batches=True) as consumer:
+        marshal = aio.Marshal.on_cluster(cluster.connect("a"), group_id="g", client_id="a", heartbeat_interval=0.3)
+        async with marshal, marshal.consumer([TOPIC], mode=Batches()) as consumer:
             async for batch in consumer.batches():
                 found += [message.offset() for message in batch]
                 batch.done()

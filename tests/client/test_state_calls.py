@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Checkpoint, CheckpointPolicy, ConfigurationError, GroupConsumer, Marshal, Restore, StateError
+from kafka_marshal import (
+    Checkpoint,
+    CheckpointPolicy,
+    ConfigurationError,
+    Group,
+    GroupConsumer,
+    Marshal,
+    Restore,
+    StateError,
+)
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.aio import Marshal as AsyncMarshal
 from kafka_marshal.engine.effects import (
@@ -29,6 +38,7 @@ from kafka_marshal.errors import StaleEpochError, StateMissingError
 from rationalizer.limits import MAX_KEY_HASH
 from tests.client.conftest import wait_until
 from tests.faults.stories import TOPIC, member, memory_cluster
+from tests.modes import options_of
 
 #: Nothing of a topic that does not exist is restored but what the tests say.
 ABSENT = "absent"
@@ -91,7 +101,8 @@ def marshal(cluster: MemoryCluster) -> Iterator[Marshal]:
 
 def made(marshal: Marshal, **callbacks: Any) -> tuple[GroupConsumer, Log]:
     """A consumer whose engine's part is a stand-in."""
-    consumer, log = marshal.group_consumer([ABSENT], checkpoints=CheckpointPolicy(), **callbacks), Log()
+    consumer = marshal.consumer([ABSENT], **options_of({"checkpoints": CheckpointPolicy(), **callbacks}, Group))
+    log = Log()
     with marshal._driver.condition:
         log.replace(consumer)
     return consumer, log
@@ -282,11 +293,11 @@ def test_in_an_event_loop(cluster: MemoryCluster, caplog: pytest.LogCaptureFixtu
             seen.append(restore.why)
 
         log = Log()
-        callbacks = {"on_checkpoint": on_checkpoint, "on_restore": on_restore, "on_completed": seen.append}
-        options: Any = {"checkpoints": CheckpointPolicy(), **callbacks}
+        callbacks: Any = {"on_checkpoint": on_checkpoint, "on_restore": on_restore, "on_completed": seen.append}
+        policy = CheckpointPolicy(**callbacks)
         async with (
             AsyncMarshal.on_cluster(cluster.connect("a"), group_id="g") as marshal,
-            marshal.group_consumer([ABSENT], **options) as consumer,
+            marshal.consumer([ABSENT], mode=Group(), checkpoints=policy) as consumer,
         ):
             with marshal.sync._driver.condition:
                 log.replace(consumer.sync)
@@ -323,7 +334,6 @@ def test_in_an_event_loop(cluster: MemoryCluster, caplog: pytest.LogCaptureFixtu
         ({"start": 48_213}, "release-group"),
         ({"topics": [(TOPIC, 0)]}, r"marshal\.claim\(topic, partition\)"),
         ({"checkpoints": 30}, r"CheckpointPolicy\(\)"),
-        ({"checkpoints": None, "on_checkpoint": print, "on_restore": print}, r"Add checkpoints=CheckpointPolicy\(\)"),
         ({"on_checkpoint": lambda: None}, "takes"),
         ({"on_checkpoint": 5}, "on_checkpoint must be a function"),
     ],
@@ -331,7 +341,7 @@ def test_in_an_event_loop(cluster: MemoryCluster, caplog: pytest.LogCaptureFixtu
 def test_options_that_contradict_checkpoints(marshal: Marshal, options: dict[str, Any], text: str) -> None:
     given = {"topics": [TOPIC], "checkpoints": CheckpointPolicy(), **options}
     with pytest.raises(ConfigurationError, match=text):
-        marshal.group_consumer(**given)
+        marshal.consumer(**options_of(given, Group))
     assert marshal._ending.consumers == []
 
 
@@ -342,7 +352,7 @@ async def _never(_: object) -> None:
 @pytest.mark.parametrize("name", ["on_checkpoint", "on_restore", "on_completed"])
 def test_a_coroutine_function_belongs_to_the_module_for_event_loops(marshal: Marshal, name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} must be a function"):
-        marshal.group_consumer([TOPIC], checkpoints=CheckpointPolicy(), **{name: _never})  # type: ignore[arg-type]
+        marshal.consumer([TOPIC], mode=Group(), checkpoints=CheckpointPolicy(**{name: _never}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -364,7 +374,7 @@ def test_other_ways_of_progress_are_refused(marshal: Marshal, call: Callable[[An
     "call", [GroupConsumer.checkpoint, GroupConsumer.rollback, lambda consumer: consumer.checkpoints]
 )
 def test_they_need_a_policy(marshal: Marshal, call: Callable[[GroupConsumer], object]) -> None:
-    consumer = marshal.group_consumer([TOPIC])
+    consumer = marshal.consumer([TOPIC], mode=Group())
     with pytest.raises(ConfigurationError, match=r"checkpoints=CheckpointPolicy\(\)"):
         call(consumer)
 

@@ -277,7 +277,7 @@ def await_rest(groups: Groups, member: Any) -> None:
 
 def test_an_own_beat_is_read_as_soon_as_it_is_in_the_log(groups: Groups) -> None:
     """T4: nothing else would have it read before the next beat."""
-    a = groups.joined("a", groups.topic(1), session_timeout_ms=LONG_SESSION)
+    a = groups.joined("a", groups.topic(1), session_timeout=LONG_SESSION / 1000)
     await_shared(1, a)
     await_rest(groups, a)
     driver = a.marshal._driver
@@ -293,11 +293,11 @@ def test_an_own_beat_is_read_as_soon_as_it_is_in_the_log(groups: Groups) -> None
 def test_what_a_member_waits_for_comes_at_once(groups: Groups) -> None:
     """It joins, commits, takes a piece over and leaves; no beat would end a step meanwhile."""
     topic = groups.topic(2, 20)
-    a = groups.joined("a", topic, session_timeout_ms=LONG_SESSION)
+    a = groups.joined("a", topic, session_timeout=LONG_SESSION / 1000)
     assert len(take(a.consumer, 20)) == 20
     a.consumer.commit(10)
     await_rest(groups, a)
-    b = groups.joined("b", topic, session_timeout_ms=LONG_SESSION)
+    b = groups.joined("b", topic, session_timeout=LONG_SESSION / 1000)
     wait_until(lambda: b.consumer.member_id)
     a.consumer.commit(10)  # so a reads at once, and sees the join
     await_shared(2, a, b)
@@ -307,7 +307,7 @@ def test_what_a_member_waits_for_comes_at_once(groups: Groups) -> None:
 
 
 def test_a_lease_by_hand_comes_and_goes_at_once(groups: Groups) -> None:
-    marshal = groups.member("a", group_id="claims", heartbeat_interval_ms=LONG_SESSION // 2)
+    marshal = groups.member("a", group_id="claims", heartbeat_interval=(LONG_SESSION // 2) / 1000)
     with marshal.claim("t", 0, timeout=10) as lease:
         lease.heartbeat(5)
     with marshal.claim("t", 0, timeout=10):

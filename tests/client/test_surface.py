@@ -23,13 +23,19 @@ import kafka_marshal
 from kafka_marshal import (
     Admin,
     Balanced,
+    Batches,
+    Claims,
     ClosedError,
     ConfigurationError,
     Consumer,
+    Group,
+    Keys,
     Marshal,
     MaxClaims,
     Policy,
     ReleaseIfBehind,
+    Transactions,
+    aio,
 )
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.client.fetching import MANY
@@ -77,8 +83,8 @@ MADE: list[tuple[str, object, Callable[[Any], object]]] = [
         for x in ("", 5, None, "a b", "é", "..", "a\0b", "x" * 250, "__marshal_snapshots")
     ),
     *(
-        ("heartbeat_interval_ms", x, lambda x: Marshal("h:1", group_id="g", heartbeat_interval_ms=x))
-        for x in ("3000", True, NAN, -1, 3000.0, 99, 600_001)
+        ("heartbeat_interval", x, lambda x: Marshal("h:1", group_id="g", heartbeat_interval=x))
+        for x in ("3", True, NAN, -1, 3000.0, 0.099, 600.001)
     ),
     *(("config", x, lambda x: Marshal("h:1", group_id="g", config=x)) for x in (5, ["a"], {5: 5})),
     *(("watchdog", x, lambda x: Marshal("h:1", group_id="g", watchdog=x)) for x in ("yes", 1)),
@@ -92,6 +98,17 @@ MADE: list[tuple[str, object, Callable[[Any], object]]] = [
     *(("limit", x, lambda x: MaxClaims(x)) for x in (0, "4", True, 1.5)),
     *(("cycles", x, lambda x: ReleaseIfBehind(cycles=x)) for x in (0, "4")),
     ("&", 5, lambda x: Balanced() & x),
+    *(("policy", x, lambda x: Claims(policy=x)) for x in (5, Balanced, type("Empty", (Policy,), {}))),
+    *(("claim_ahead", x, lambda x: Claims(claim_ahead=x)) for x in (1, "no", None)),
+    *(("strategy", x, lambda x: Group(strategy=x)) for x in ("fair", 5, None)),
+    *(("session_timeout", x, lambda x: Group(session_timeout=x)) for x in ("10", True, NAN, 0.09, 2_147_484)),
+    *(("allow_key_share", x, lambda x: Group(allow_key_share=x)) for x in (1, "no", None)),
+    *(("mirror_offsets", x, lambda x: Group(mirror_offsets=x)) for x in (1, "no", None)),
+    *(("max_shares", x, lambda x: Batches(max_shares=x)) for x in (0, "5", True, 1.5)),
+    ("partitions", [], lambda x: Keys(x)),
+    ("partitions", {"t": []}, lambda x: Keys(x)),
+    *(("timeout", x, lambda x: Transactions(timeout=x)) for x in (0.5, "5", True, NAN)),
+    *(("max_producers", x, lambda x: Transactions(max_producers=x)) for x in (0, "5", True)),
     *(("path", x, lambda x: SqliteSink(x)) for x in (5, None)),
     *(("busy_timeout_s", x, lambda x: SqliteSink("x", busy_timeout_s=x)) for x in ("5", -1, NAN)),
     ("dsn", 5, lambda x: PostgresSink(x)),
@@ -137,7 +154,8 @@ NO_CALLBACKS: tuple[object, ...] = (5, "x", object(), is_async, partial(is_async
 OF_A_CONSUMER: list[tuple[str, object]] = [
     *(("topics", x) for x in ("t", None, 5, {"t": [0]}, [], [5], [""], ["__marshal"], ["__marshal_snapshots"], ["^("])),
     *(("delivery", x) for x in ("at_most_once", "At-Least-Once", None, 5)),
-    *(("policy", x) for x in (object(), Balanced, Policy(), type("Empty", (Policy,), {})())),
+    *(("mode", x) for x in (5, Group, None)),
+    ("checkpoints", 30),
     *(("start", x) for x in ("earlier", 5, None, datetime(2020, 1, 1))),  # noqa: DTZ001
     *(("handler_timeout", x) for x in ("5", NAN, 0, -1, True)),
     *((name, x) for name in ("on_assign", "on_revoke", "on_lost") for x in NO_CALLBACKS),
@@ -145,8 +163,13 @@ OF_A_CONSUMER: list[tuple[str, object]] = [
 ]
 OF_MESSAGES: list[tuple[str, object]] = [
     *((name, x) for name in ("batch_size", "max_bytes_in_flight") for x in ("5", 0, True, 1.5, NAN)),
-    *((name, x) for name in ("auto_done", "claim_ahead") for x in (1, "no", None)),
+    *((name, x) for name in ("auto_done",) for x in (1, "no", None)),
+    *(("exactly_once", x) for x in (True, 1, Transactions)),
 ]
+
+
+#: Of a class that decides nothing.
+EMPTY = type("Empty", (Policy,), {})()
 
 
 def said(name: str, value: object, call: Callable[[], object]) -> str:
@@ -180,12 +203,41 @@ def test_consumers_made_with_wrong_arguments(marshal: Marshal) -> None:
         for name, value in wrong:
             given = {"topics": [TOPIC], name: value}
             said(name, value, lambda make=make, given=given: make(**given))  # type: ignore[misc]
+    said("policy", Policy(), lambda: Claims(policy=Policy()))
+    said("policy", EMPTY, lambda: Claims(policy=EMPTY))
     assert "did you mean 'at-most-once'?" in said(
         "delivery",
         "at_most_once",
         lambda: marshal.consumer([TOPIC], delivery="at_most_once"),  # type: ignore[call-overload]
     )
     assert marshal._ending.consumers == []
+
+
+def test_an_old_name_says_the_new_one(marshal: Marshal) -> None:
+    made: Any = marshal
+    calls: list[tuple[Callable[[], object], type[Exception], str]] = [
+        (lambda: made.consumer([TOPIC], policy=Balanced()), TypeError, r"'policy'; it is mode=Claims\(policy=…\) now"),
+        (lambda: made.consumer([TOPIC], shared_batches=True), TypeError, r"it is mode=Batches\(\) now"),
+        (lambda: made.ranges([TOPIC], group=True), TypeError, r"it is mode=Group\(…\) now"),
+        (lambda: made.consumer([TOPIC], transactions=True), TypeError, r"it is exactly_once=Transactions\(\)"),
+        (lambda: made.consumer([TOPIC], auto_offset_reset="latest"), TypeError, "it is start=… now"),
+        (lambda: made.consumer([TOPIC]).run(print, transactions=True), TypeError, "exactly_once="),
+        (lambda: made.consumer(["other"]).position(), AttributeError, r"it is assignment\(\) now"),
+        (lambda: made.group_consumer([TOPIC]), AttributeError, r"it is consumer\(topics, mode=Group\(…\)\) now"),
+        (lambda: made.group_ranges([TOPIC]), AttributeError, r"it is ranges\(topics, mode=Group\(…\)\) now"),
+        (lambda: made.assign({(TOPIC, 0): []}), AttributeError, r"it is consumer\(mode=Keys\({…}\)\) now"),
+        (lambda: made.heartbeat_interval_ms, AttributeError, "it is heartbeat_interval=…, in seconds now"),
+        *(
+            (lambda make=make: make("h:1", heartbeat_interval_ms=3_000), TypeError, "heartbeat_interval=…, in seconds")
+            for make in (Marshal, Admin, aio.Marshal)
+        ),
+        (lambda: ClaimedBatches(SPARK, NONE, ["t"], strategy="range"), TypeError, r"mode=Group\(strategy=…\)"),  # type: ignore[call-arg]
+        (lambda: made.consumer([TOPIC], polcy=1), TypeError, "'polcy'$"),
+        (lambda: made.consumers, AttributeError, "'consumers'$"),
+    ]
+    for call, kind, text in calls:
+        with pytest.raises(kind, match=text):
+            call()
 
 
 def test_calls_with_wrong_arguments(marshal: Marshal, tmp_path: Path) -> None:
@@ -271,7 +323,7 @@ def test_a_partition_that_does_not_exist_is_refused_with_what_exists(marshal: Ma
 
 def test_seek_says_why_not(cluster: MemoryCluster) -> None:
     with member(cluster) as a, member(cluster, "b") as b:
-        consumer = a.consumer([TOPIC], policy=MaxClaims(1))
+        consumer = a.consumer([TOPIC], mode=Claims(policy=MaxClaims(1)))
         wait_until(lambda: len(consumer.assignment()) == 1)
         [held] = consumer.assignment()
         consumer.seek(TOPIC, held.partition, 3)

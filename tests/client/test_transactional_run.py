@@ -1,4 +1,4 @@
-"""``consumer.run(transactions=True)``: what read_committed readers see, and in which order.
+"""``consumer.run`` in transactions: what read_committed readers see, and in which order.
 
 Most of it on a cluster in memory, whose transactions have passed the contract.
 """
@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer as ConfluentConsumer
 from confluent_kafka import TopicPartition
 
-from kafka_marshal import Attempt, ConfigurationError, Hooks, ProduceError, Retry
+from kafka_marshal import Attempt, ConfigurationError, Hooks, ProduceError, Retry, Transactions
 from kafka_marshal.adapters.memory import AppendFate
 from kafka_marshal.aio import Marshal as AsyncMarshal
 from kafka_marshal.client.dead_letters import DeadLetter
@@ -47,7 +47,7 @@ def test_what_handlers_produce_and_progress_appear_together_and_in_order(plant: 
 
     handlers = Handlers(how, act)
     member, consumer = plant.consumer()
-    running = Running(consumer, handlers, transactions=True)
+    running = Running(consumer, handlers)
     plant.await_position(200)
     plant.await_position(60, 1)
     running.stop(member)
@@ -66,7 +66,7 @@ def test_a_key_that_is_slow_delays_what_is_visible_and_no_other_handler(plant: P
     handlers = Handlers(act=copy)
     gate = handlers.gate("a")
     member, consumer = plant.consumer()
-    Running(consumer, handlers, transactions=True)
+    Running(consumer, handlers)
     handlers.await_ended({(0, offset) for offset in range(1, 6)})
     wait_until(lambda: member.health().held_back)
     wait_until(lambda: member.health().held_back[0].finished == 5)
@@ -101,7 +101,7 @@ def test_a_failed_try_leaves_nothing_and_its_dead_letter_is_in_the_transaction(p
             raise ValueError("no")
 
     _, consumer = plant.consumer()
-    options: dict[str, Any] = {"retry": Retry(2, (0.001, 0.002)), "dead_letters": DEAD, "transactions": True}
+    options: dict[str, Any] = {"retry": Retry(2, (0.001, 0.002)), "dead_letters": DEAD}
     Running(consumer, Handlers(how, act), **options)
     plant.await_position(3)
     assert plant.outputs() == ["0 at try 2", "2 at try 2"]
@@ -127,7 +127,7 @@ def test_without_dead_letters_a_failure_ends_the_run_and_what_precedes_it_is_com
             raise ValueError("no")
 
     _, consumer = plant.consumer()
-    error = Running(consumer, handle, retry=None, concurrency=4, transactions=True).ended()
+    error = Running(consumer, handle, retry=None, concurrency=4).ended()
     assert isinstance(error, ValueError)
     assert (plant.outputs(), plant.position()) == (["0", "1"], 2)
     again: list[int] = []
@@ -136,7 +136,7 @@ def test_without_dead_letters_a_failure_ends_the_run_and_what_precedes_it_is_com
         again.append(message.offset())
         copy(message)
 
-    Running(consumer, repeat, transactions=True)
+    Running(consumer, repeat)
     plant.await_position(4)
     assert sorted(again) == [2, 3]  # 3 was handled, and waited for 2
     assert plant.outputs() == ["0", "1", "2", "3"]
@@ -153,12 +153,12 @@ def test_what_is_finished_is_committed_before_the_end(plant: Plant) -> None:
         if message.offset() == 20:
             member.stop()
 
-    assert Running(consumer, handle, transactions=True).ended() is None
+    assert Running(consumer, handle).ended() is None
     assert plant.outputs() == [str(offset) for offset in handled]
     assert plant.position() == len(handled)
     member.close()
     _, second = plant.consumer("b")
-    Running(second, copy, transactions=True)
+    Running(second, copy)
     plant.await_position(50)
     assert plant.outputs() == [str(offset) for offset in range(50)]
 
@@ -169,10 +169,10 @@ def test_a_partition_that_is_revoked_is_committed_first_and_the_next_owner_goes_
     handlers = Handlers(act=lambda message: Attempt.current().produce(OUT, f"{message.partition()}-{message.offset()}"))
     gate = handlers.gate("d")
     _, first = plant.consumer()
-    Running(first, handlers, transactions=True)
+    Running(first, handlers)
     handlers.await_begun("d", 2)
     _, second = plant.consumer("b")
-    Running(second, handlers, transactions=True)
+    Running(second, handlers)
     wait_until(lambda: any(x.releasing for x in first._engine.assignments.values()))
     gate.set()
     plant.await_position(100)
@@ -193,7 +193,7 @@ def test_a_commit_without_an_answer_is_looked_up_and_nothing_is_committed_twice(
 
     plant.broker.faults.request = request
     _, consumer = plant.consumer()
-    Running(consumer, copy, transactions=True)
+    Running(consumer, copy)
     count = 60
     plant.await_position(count)
     while fates:
@@ -216,7 +216,7 @@ def test_a_transaction_that_no_broker_answers_is_tried_again_without_its_handler
     plant.broker.faults.request = request
     handlers = Handlers(act=copy)
     member, consumer = plant.consumer()
-    Running(consumer, handlers, transactions=True)
+    Running(consumer, handlers)
     wait_until(lambda: member.health().held_back)
     (held,) = member.health().held_back
     assert (held.offset, held.in_hand) == (0, 3)
@@ -237,7 +237,7 @@ def test_the_message_with_a_record_that_no_broker_takes_is_found_and_fails(plant
         Attempt.current().produce(OUT, b"x" * 2_000 if message.offset() == 5 else message.value())
 
     _, consumer = plant.consumer()
-    Running(consumer, handle, dead_letters=DEAD, concurrency=8, transactions=True)
+    Running(consumer, handle, dead_letters=DEAD, concurrency=8)
     plant.await_position(8)
     assert plant.outputs() == ["0", "1", "2", "3", "4", "6", "7"]
     (letter,) = (DeadLetter.of(each) for each in plant.seen(DEAD))
@@ -254,7 +254,7 @@ def test_without_dead_letters_it_ends_the_run_and_those_before_it_are_committed(
         Attempt.current().produce(OUT, b"x" * 2_000 if message.offset() == 2 else message.value())
 
     _, consumer = plant.consumer()
-    error = Running(consumer, handle, transactions=True).ended()
+    error = Running(consumer, handle).ended()
     assert isinstance(error, ProduceError)
     assert any("offset 2" in note for note in error.__notes__)
     assert (plant.outputs(), plant.position()) == (["0", "1"], 2)
@@ -267,7 +267,7 @@ def test_a_topic_that_is_missing_ends_the_run_after_some_tries(plant: Plant) -> 
     def handle(_message: Any) -> None:
         Attempt.current().produce("nowhere", b"x")
 
-    error = Running(consumer, handle, retry=Retry(2), transactions=True).ended()
+    error = Running(consumer, handle, retry=Retry(2)).ended()
     assert isinstance(error, ProduceError)
     assert plant.position() == 0
 
@@ -284,7 +284,7 @@ def test_what_handlers_hold_back_counts_as_memory_and_one_partition_leaves_room_
     handlers = Handlers(act=act)
     gate = handlers.gate("a")
     _, consumer = plant.consumer(max_bytes_in_flight=4_000_000)
-    Running(consumer, handlers, transactions=True)
+    Running(consumer, handlers)
     plant.await_position(10, 1)
     lanes = consumer._delivery.in_lanes
     wait_until(lambda: lanes.holds_up(consumer._engine.assignments[IN, 0]))  # for good: the first one has not ended
@@ -304,7 +304,7 @@ def test_hooks_see_each_try_and_deserialize_works(plant: Plant) -> None:
     def handle(number: int) -> None:
         Attempt.current().produce(OUT, str(number * 2))
 
-    Running(consumer, handle, hooks=[hooks], deserialize=lambda message: int(message.value()), transactions=True)
+    Running(consumer, handle, hooks=[hooks], deserialize=lambda message: int(message.value()))
     plant.await_position(2)
     assert plant.outputs() == ["0", "2"]
     assert sorted(calls) == ["after", "after", "before", "before"]
@@ -319,7 +319,7 @@ def test_order_none_commits_in_order_of_offsets(plant: Plant) -> None:
         copy(message)
 
     member, consumer = plant.consumer()
-    running = Running(consumer, handle, order="none", transactions=True)
+    running = Running(consumer, handle, order="none")
     for offset in (3, 1, 2, 0):
         gates[offset].set()
     plant.await_position(4)
@@ -343,13 +343,13 @@ def test_a_member_that_dies_before_a_commit_has_produced_nothing_and_the_next_on
 
     plant.broker.faults.request = request
     _, first = plant.consumer("a", HI)
-    Running(first, handle, transactions=True)
+    Running(first, handle)
     plant.await_position(40)
     plant.put("abcd" * 10)
     wait_until(lambda: "a" in plant.broker.faults.unreachable)
     count = len(plant.outputs())
     _, second = plant.consumer("b", HI)
-    Running(second, copy, transactions=True)
+    Running(second, copy)
     plant.await_position(80)
     assert count == 40
     assert plant.outputs() == [str(offset) for offset in range(80)]
@@ -360,14 +360,14 @@ def test_a_handler_left_behind_produces_nothing_and_its_message_comes_again(plan
     handlers = Handlers(act=copy)
     gate = handlers.gate("a")
     _, consumer = plant.consumer()
-    running = Running(consumer, handlers, drain_timeout=0.05, transactions=True)
+    running = Running(consumer, handlers, drain_timeout=0.05)
     handlers.await_ended({(0, 1)})
     running.stop(consumer)
     consumer._stop_signal.clear()
     gate.set()
     handlers.await_ended({(0, 0)})
     assert (plant.outputs(), plant.position()) == ([], 0)
-    Running(consumer, copy, transactions=True)
+    Running(consumer, copy)
     plant.await_position(2)
     assert plant.outputs() == ["0", "1"]
 
@@ -384,7 +384,7 @@ def test_a_coroutine_that_takes_too_long_is_cancelled_and_leaves_nothing(plant: 
             await asyncio.sleep(LONG_S)
 
     _, consumer = plant.consumer(handler_timeout=0.1)
-    Running(consumer, handle, retry=QUICK, transactions=True)
+    Running(consumer, handle, retry=QUICK)
     plant.await_position(2)
     assert plant.outputs() == ["0 at try 2", "1 at try 1"]
 
@@ -394,7 +394,7 @@ def test_a_partition_that_the_user_pauses_goes_on_where_it_was(plant: Plant) -> 
     handlers = Handlers(act=copy)
     gate = handlers.gate("a")
     _, consumer = plant.consumer()
-    Running(consumer, handlers, transactions=True)
+    Running(consumer, handlers)
     handlers.await_ended({(0, 2)})
     consumer.pause()
     gate.set()
@@ -423,7 +423,7 @@ def test_a_recorded_run_is_the_same_when_it_is_fed_in_again(
     def handle(message: Any) -> None:
         Attempt.current().produce(OUT, b"x" * (2_000 if message.offset() == 77 else 9))
 
-    running = Running(consumer, handle, dead_letters=DEAD, transactions=True)
+    running = Running(consumer, handle, dead_letters=DEAD)
     count = 200
     plant.await_position(count)
     while fates:
@@ -445,8 +445,8 @@ def test_in_an_event_loop(plant: Plant) -> None:
     async def main() -> None:
         cluster = plant.cluster.connect("a")
         async with (
-            AsyncMarshal.on_cluster(cluster, group_id=GROUP, client_id="a", heartbeat_interval_ms=1_000) as marshal,
-            marshal.consumer([IN], transactions=True) as consumer,
+            AsyncMarshal.on_cluster(cluster, group_id=GROUP, client_id="a", heartbeat_interval=1.0) as marshal,
+            marshal.consumer([IN], exactly_once=Transactions()) as consumer,
         ):
 
             async def handle(message: Any) -> None:
@@ -454,7 +454,7 @@ def test_in_an_event_loop(plant: Plant) -> None:
                 if message.offset() == 2:
                     consumer.stop()
 
-            await consumer.run(handle, transactions=True)
+            await consumer.run(handle)
 
     asyncio.run(main())
     assert (plant.outputs(), plant.position()) == (["0", "1", "2"], 3)
@@ -474,8 +474,8 @@ def test_on_a_broker(crew: Crew, kind: str) -> None:
         if message.offset() % 100 == 50 or (attempt.number == 1 and message.offset() % 10 == 0):
             raise ValueError("no")
 
-    a, consumer = crew.consumer("a", topic, transactions=True)
-    running = Running(consumer, handle, retry=QUICK, dead_letters=dead, transactions=True)
+    a, consumer = crew.consumer("a", topic, exactly_once=Transactions())
+    running = Running(consumer, handle, retry=QUICK, dead_letters=dead)
     reader = ConfluentConsumer(
         {"bootstrap.servers": crew.bootstrap, "group.id": "reader", "isolation.level": "read_committed"}
     )
@@ -519,17 +519,10 @@ def test_produce_is_refused_where_no_transaction_follows(plant: Plant) -> None:
     def keep(_message: Any) -> None:
         found.append(Attempt.current())
 
-    Running(consumer, keep, transactions=True)
+    Running(consumer, keep)
     plant.await_position(2)
     with pytest.raises(ConfigurationError, match="this try is over"):
         found[0].produce(OUT, b"x")
-
-
-@pytest.mark.parametrize(("made", "wanted"), [(True, False), (False, True)])
-def test_a_run_and_its_consumer_must_agree(plant: Plant, made: bool, wanted: bool) -> None:
-    _, consumer = plant.consumer(transactions=made)
-    with pytest.raises(ConfigurationError, match="transactions=True"):
-        consumer.run(lambda _: None, transactions=wanted)
 
 
 def test_an_output_is_checked_when_it_is_produced(plant: Plant) -> None:
@@ -546,6 +539,6 @@ def test_an_output_is_checked_when_it_is_produced(plant: Plant) -> None:
             with pytest.raises(ConfigurationError):
                 call(Attempt.current())
 
-    Running(consumer, handle, transactions=True)
+    Running(consumer, handle)
     plant.await_position(1)
     assert plant.outputs() == []

@@ -19,14 +19,17 @@ from kafka_marshal import (
     Admin,
     AdminError,
     Batch,
+    Claims,
     ClosedError,
     ConfigurationError,
     Consumer,
+    Group,
     LeaseLostError,
     Marshal,
     ProduceError,
     TransactionError,
     TransactionFencedError,
+    Transactions,
     aio,
 )
 from kafka_marshal.adapters.memory import MemoryCluster
@@ -89,11 +92,11 @@ def names(first: int, last: int) -> list[str]:
 
 
 def test_outputs_and_progress_are_committed_together(cluster: MemoryCluster, marshal: Marshal) -> None:
-    with marshal.consumer([TOPIC], transactions=True) as consumer:
+    with marshal.consumer([TOPIC], exactly_once=Transactions()) as consumer:
         batches = consumer.batches(MESSAGES // 2, 0.1)
         transact(consumer, next(batches))
         assert outputs(cluster) == names(0, 9)
-        [position] = consumer.position()
+        [position] = consumer.assignment()
         assert cluster.broker.committed[GROUP][TOPIC, 0] == (10, f"kafka-marshal {position.epoch}")
         transact(consumer, next(batches))
     assert outputs(cluster) == names(0, 19)
@@ -104,7 +107,7 @@ def test_outputs_and_progress_are_committed_together(cluster: MemoryCluster, mar
 def test_an_exception_in_the_block_leaves_nothing_and_the_batch_comes_again(
     cluster: MemoryCluster, marshal: Marshal
 ) -> None:
-    consumer = marshal.consumer([TOPIC], transactions=True)
+    consumer = marshal.consumer([TOPIC], exactly_once=Transactions())
     batches = consumer.batches(5, 0.1)
     first, second = next(batches), next(batches)
     with pytest.raises(ZeroDivisionError), consumer.transaction(first) as tx:
@@ -126,7 +129,7 @@ def test_a_batch_that_is_ready_early_waits_for_its_predecessors(
     cluster: MemoryCluster, marshal: Marshal, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transaction, "SAY_AFTER_S", 0.1)
-    consumer = marshal.consumer([TOPIC], transactions=True)
+    consumer = marshal.consumer([TOPIC], exactly_once=Transactions())
     batches = consumer.batches(5, 0.1)
     first, second, third = (next(batches) for _ in range(3))
     threads = [threading.Thread(target=transact, args=(consumer, batch)) for batch in (third, second)]
@@ -142,7 +145,7 @@ def test_a_batch_that_is_ready_early_waits_for_its_predecessors(
 
 
 def test_those_that_wait_are_dropped_if_one_before_them_fails(cluster: MemoryCluster, marshal: Marshal) -> None:
-    consumer = marshal.consumer([TOPIC], transactions=True)
+    consumer = marshal.consumer([TOPIC], exactly_once=Transactions())
     batches = consumer.batches(5, 0.1)
     first, second = next(batches), next(batches)
     raised: list[Exception] = []
@@ -167,7 +170,7 @@ def test_those_that_wait_are_dropped_if_one_before_them_fails(cluster: MemoryClu
 def test_a_batch_that_the_program_drops_comes_again_with_those_after_it(
     cluster: MemoryCluster, marshal: Marshal
 ) -> None:
-    consumer = marshal.consumer([TOPIC], transactions=True)
+    consumer = marshal.consumer([TOPIC], exactly_once=Transactions())
     batches = consumer.batches(5, 0.1)
     next(batches)
     second = next(batches)
@@ -179,7 +182,7 @@ def test_a_batch_that_the_program_drops_comes_again_with_those_after_it(
 
 
 def test_a_record_that_cannot_be_written_leaves_nothing(cluster: MemoryCluster, marshal: Marshal) -> None:
-    consumer = marshal.consumer([TOPIC], transactions=True)
+    consumer = marshal.consumer([TOPIC], exactly_once=Transactions())
     batches = consumer.batches(5, 0.1)
     with pytest.raises(Exception, match="nowhere") as raised, consumer.transaction(next(batches)) as tx:
         tx.produce(OUT, b"never")
@@ -193,7 +196,7 @@ def test_a_record_that_cannot_be_written_leaves_nothing(cluster: MemoryCluster, 
 def test_a_producer_that_was_fenced_is_made_again_and_nothing_is_done_twice(
     cluster: MemoryCluster, marshal: Marshal
 ) -> None:
-    consumer = marshal.consumer([TOPIC], transactions=True)
+    consumer = marshal.consumer([TOPIC], exactly_once=Transactions())
     batches = consumer.batches(5, 0.1)
     transact(consumer, next(batches))
     batch = next(batches)
@@ -208,7 +211,7 @@ def test_a_producer_that_was_fenced_is_made_again_and_nothing_is_done_twice(
 
 def test_the_lease_is_compared_with_the_clock_right_before_the_commit(cluster: MemoryCluster) -> None:
     marshal = member(cluster, hi=60_000)  # no heartbeat comes in between
-    consumer = marshal.consumer([TOPIC], transactions=True)
+    consumer = marshal.consumer([TOPIC], exactly_once=Transactions())
     batch = next(consumer.batches(5, 0.1))
     with pytest.raises(LeaseLostError, match="nothing was committed") as raised, consumer.transaction(batch) as tx:
         tx.produce(OUT, b"never")
@@ -222,7 +225,7 @@ def test_the_lease_is_compared_with_the_clock_right_before_the_commit(cluster: M
 
 def test_a_loop_goes_on_after_an_outage_that_ends_while_its_transaction_is_given_up(cluster: MemoryCluster) -> None:
     marshal = member(cluster, hi=60_000)  # the lease is held meanwhile
-    consumer = marshal.consumer([TOPIC], transactions=True, transaction_timeout=1)
+    consumer = marshal.consumer([TOPIC], exactly_once=Transactions(timeout=1))
     batches = consumer.batches(5, 0.1)
     back = threading.Timer(3.0, cluster.broker.set_reachable, ("a", True))  # the commit waits 1 s, giving it up 10 s
     batch = next(batches)
@@ -238,14 +241,14 @@ def test_a_loop_goes_on_after_an_outage_that_ends_while_its_transaction_is_given
 
 
 @pytest.mark.parametrize("group_id", ["größe", "日本"])
-@pytest.mark.parametrize("make", ["consumer", "group_consumer"])
+@pytest.mark.parametrize("mode", [Claims(), Group()])
 def test_a_group_id_that_librdkafka_commits_no_offsets_for_is_refused_at_once(
-    cluster: MemoryCluster, make: str, group_id: str
+    cluster: MemoryCluster, mode: Any, group_id: str
 ) -> None:
     marshal = Marshal.on_cluster(cluster.connect("b"), group_id=group_id, client_id="b")
     with pytest.raises(ConfigurationError, match="of ASCII characters"):
-        getattr(marshal, make)([TOPIC], transactions=True)
-    getattr(marshal, make)([TOPIC])
+        marshal.consumer([TOPIC], mode=mode, exactly_once=Transactions())
+    marshal.consumer([TOPIC], mode=mode)
     answer("Marshal.close()", marshal.close)
 
 
@@ -253,7 +256,7 @@ def test_few_producers_serve_many_partitions(caplog: pytest.LogCaptureFixture) -
     cluster = memory_cluster(4, MESSAGES)
     cluster.broker.create_topic(OUT, 1)
     marshal = member(cluster)
-    consumer = marshal.consumer([TOPIC], transactions=True, max_transactional_producers=1)
+    consumer = marshal.consumer([TOPIC], exactly_once=Transactions(max_producers=1))
     batches = consumer.batches(5, 0.1)
     for _ in range(4 * MESSAGES // 5):
         transact(consumer, next(batches))
@@ -276,32 +279,30 @@ def test_few_producers_serve_many_partitions(caplog: pytest.LogCaptureFixture) -
     ids=["iterate", "poll", "consume", "done", "seek", "batch.done"],
 )
 def test_other_ways_of_progress_are_refused(marshal: Marshal, call: Callable[[Consumer], object]) -> None:
-    consumer = marshal.consumer([TOPIC], transactions=True)
+    consumer = marshal.consumer([TOPIC], exactly_once=Transactions())
     with pytest.raises(ConfigurationError, match=r"consumer\.transaction\(batch\)"):
         call(consumer)
 
 
 @pytest.mark.parametrize(
-    ("make", "options", "text"),
+    ("mode", "options", "text"),
     [
-        ("consumer", {"delivery": "at-most-once"}, "at-least-once"),
-        ("group_consumer", {"allow_key_share": True}, "order='key'"),
-        ("group_consumer", {"mirror_offsets": True}, "exact already"),
-        ("consumer", {"transaction_timeout": 0.5}, "at least 1 second"),
-        ("consumer", {"max_transactional_producers": 0}, "max_transactional_producers"),
+        (Claims(), {"delivery": "at-most-once"}, "at-least-once"),
+        (Group(allow_key_share=True), {}, "order='key'"),
+        (Group(mirror_offsets=True), {}, "exact already"),
     ],
 )
 def test_options_that_contradict_transactions_are_refused(
-    marshal: Marshal, make: str, options: dict[str, Any], text: str
+    marshal: Marshal, mode: Any, options: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=text):
-        getattr(marshal, make)([TOPIC], transactions=True, **options)
+        marshal.consumer([TOPIC], mode=mode, exactly_once=Transactions(), **options)
 
 
 def test_a_transaction_needs_a_consumer_made_for_it(marshal: Marshal) -> None:
     consumer = marshal.consumer([TOPIC])
     batch = next(consumer.batches(5, 0.1))
-    with pytest.raises(ConfigurationError, match="transactions=True"):
+    with pytest.raises(ConfigurationError, match="exactly_once="):
         consumer.transaction(batch)
 
 
@@ -309,32 +310,32 @@ def test_a_transaction_needs_a_consumer_made_for_it(marshal: Marshal) -> None:
     "record", [{"topic": "a b"}, {"value": 5}, {"key": 5}, {"headers": "x"}, {"headers": [("a", 5)]}, {"partition": -1}]
 )
 def test_what_kafka_cannot_take_is_refused_at_once(marshal: Marshal, record: dict[str, Any]) -> None:
-    consumer = marshal.consumer([TOPIC], transactions=True)
+    consumer = marshal.consumer([TOPIC], exactly_once=Transactions())
     batch = next(consumer.batches(5, 0.1))
     with pytest.raises(ConfigurationError), consumer.transaction(batch) as tx:
         tx.produce(**{"topic": OUT, "value": b"", **record})
 
 
 def test_a_group_that_worked_in_transactions_is_not_worked_on_without(cluster: MemoryCluster, marshal: Marshal) -> None:
-    with marshal.consumer([TOPIC], transactions=True) as consumer:
+    with marshal.consumer([TOPIC], exactly_once=Transactions()) as consumer:
         transact(consumer, next(consumer.batches(5, 0.1)))
     consumer = marshal.consumer([TOPIC])
     [stuck] = wait_until(lambda: consumer.stuck)
-    assert stuck.why == "position lost" and "transactions=True" in stuck.text and "release-group" in stuck.text
+    assert stuck.why == "position lost" and "exactly_once=" in stuck.text and "release-group" in stuck.text
 
 
 def test_a_lease_of_it_is_not_claimed_by_hand(cluster: MemoryCluster, marshal: Marshal) -> None:
-    with marshal.consumer([TOPIC], transactions=True) as consumer:
+    with marshal.consumer([TOPIC], exactly_once=Transactions()) as consumer:
         transact(consumer, next(consumer.batches(5, 0.1)))
-    with pytest.raises(ConfigurationError, match=r"transactions=True"):
+    with pytest.raises(ConfigurationError, match="exactly_once="):
         marshal.claim(TOPIC, 0)
-    with marshal.consumer([TOPIC], transactions=True) as consumer:
+    with marshal.consumer([TOPIC], exactly_once=Transactions()) as consumer:
         transact(consumer, next(consumer.batches(5, 0.1)))
     assert outputs(cluster) == names(0, 9)
 
 
 def test_its_positions_are_neither_exported_nor_converted(cluster: MemoryCluster, marshal: Marshal) -> None:
-    with marshal.consumer([TOPIC], transactions=True) as consumer:
+    with marshal.consumer([TOPIC], exactly_once=Transactions()) as consumer:
         transact(consumer, next(consumer.batches(5, 0.1)))
     worlds = marshal._driver.replica.worlds
     found, kafka = progress_of_all(worlds, GROUP), KafkaGroup((), {})
@@ -345,10 +346,10 @@ def test_its_positions_are_neither_exported_nor_converted(cluster: MemoryCluster
 
 
 def test_an_offset_of_another_program_stops_the_partition(cluster: MemoryCluster, marshal: Marshal) -> None:
-    with marshal.consumer([TOPIC], transactions=True) as consumer:
+    with marshal.consumer([TOPIC], exactly_once=Transactions()) as consumer:
         transact(consumer, next(consumer.batches(5, 0.1)))
     cluster.commit_for_group(GROUP, {(TOPIC, 0): (2, "")}, 5)
-    consumer = marshal.consumer([TOPIC], transactions=True)
+    consumer = marshal.consumer([TOPIC], exactly_once=Transactions())
     [stuck] = wait_until(lambda: consumer.stuck)
     assert "another program has committed offset 2" in stuck.text and "release-group" in stuck.text
     assert marshal.health().stuck == (stuck,)
@@ -365,13 +366,13 @@ def test_groups_of_one_name_on_two_coordination_topics_find_each_other(
 ) -> None:
     def on_topic(topic: str) -> Marshal:
         create_topic(cluster, topic, 1, 10)
-        options = {"group_id": GROUP, "client_id": topic, "heartbeat_interval_ms": HI}
+        options = {"group_id": GROUP, "client_id": topic, "heartbeat_interval": HI / 1000}
         return Marshal.on_cluster(cluster.connect(topic), topic=topic, **options)  # type: ignore[arg-type]
 
-    consumer = marshal.consumer([TOPIC], transactions=True)
+    consumer = marshal.consumer([TOPIC], exactly_once=Transactions())
     transact(consumer, next(consumer.batches(5, 0.1)))
     mine = next(consumer.batches(5, 0.1))
-    with on_topic("other") as other, other.consumer([TOPIC], transactions=True) as same:
+    with on_topic("other") as other, other.consumer([TOPIC], exactly_once=Transactions()) as same:
         transact(same, next(same.batches(5, 0.1)))
         assert "on the coordination topic __marshal has committed offset 5 in Kafka, and this one begins" in caplog.text
         assert cluster.broker.committed[GROUP][TOPIC, 0][1].endswith(" other")
@@ -379,14 +380,14 @@ def test_groups_of_one_name_on_two_coordination_topics_find_each_other(
             transact(consumer, mine)
         wait_until(lambda: consumer.stuck)
         assert "a group of this name on the coordination topic other has committed offset 5" in consumer.stuck[0].text
-    with on_topic("third") as third, third.consumer([TOPIC], transactions=True) as last:
+    with on_topic("third") as third, third.consumer([TOPIC], exactly_once=Transactions()) as last:
         next(last.batches(5, 0.1))
     assert "on the coordination topic other has committed offset 5 in Kafka, and this one begins" in caplog.text
 
 
 def test_a_block_that_hangs_is_in_health_and_metrics(marshal: Marshal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "HELD_BACK_MS", 0.0)
-    with marshal.consumer([TOPIC], transactions=True) as consumer:
+    with marshal.consumer([TOPIC], exactly_once=Transactions()) as consumer:
         with consumer.transaction(next(consumer.batches(5, 0.1))):
             [waiting] = marshal.health().held_back
             assert (waiting.topic, waiting.partition, waiting.offset, waiting.in_hand) == (TOPIC, 0, 0, 5)
@@ -399,7 +400,7 @@ def test_how_transactions_end_is_in_metrics(cluster: MemoryCluster, marshal: Mar
     def ended() -> dict[str, int]:
         return {each.outcome: each.count for each in marshal.metrics().transactions}
 
-    consumer = marshal.consumer([TOPIC], transactions=True)
+    consumer = marshal.consumer([TOPIC], exactly_once=Transactions())
     batches = consumer.batches(5, 0.1)
     first, second = next(batches), next(batches)
     assert (ended(), marshal.metrics().transaction_seconds.count) == ({}, 0)
@@ -422,12 +423,12 @@ def test_how_transactions_end_is_in_metrics(cluster: MemoryCluster, marshal: Mar
 
 
 def test_closing_in_a_transaction_commits_nothing_or_all(cluster: MemoryCluster, marshal: Marshal) -> None:
-    consumer = marshal.consumer([TOPIC], transactions=True)
+    consumer = marshal.consumer([TOPIC], exactly_once=Transactions())
     batch = next(consumer.batches(5, 0.1))
     with pytest.raises((LeaseLostError, TransactionError, ClosedError)), consumer.transaction(batch) as tx:
         tx.produce(OUT, b"never")
         consumer.close()
-    with marshal.consumer([TOPIC], transactions=True) as again:
+    with marshal.consumer([TOPIC], exactly_once=Transactions()) as again:
         transact(again, next(again.batches(5, 0.1)))
     assert outputs(cluster) == names(0, 4)
 
@@ -442,16 +443,16 @@ def test_a_coordinated_group_takes_over_and_hands_over() -> None:
     cluster.broker.create_topic(OUT, 1)
     cluster.broker.produce("__marshal", 0, encode(Upgrade("x", "admin", "any", 2)))
     with member(cluster, "a") as first:
-        consumer = first.group_consumer([TOPIC], transactions=True)
+        consumer = first.consumer([TOPIC], mode=Group(), exactly_once=Transactions())
         batches = consumer.batches(5, 0.1)
         for _ in range(3):
             transact(consumer, next(batches))
         with member(cluster, "b") as second:
-            other = second.group_consumer([TOPIC], transactions=True)
+            other = second.consumer([TOPIC], mode=Group(), exactly_once=Transactions())
             wait_until(lambda: len(other.assignment()) == len(consumer.assignment()) == 1)
             for each in (consumer, other):
                 batches = each.batches(5, 0.1)
-                while each.position()[0].offset < MESSAGES:
+                while each.assignment()[0].offset < MESSAGES:
                     transact(each, next(batches))
             assert Counter(outputs(cluster)) == Counter(dict.fromkeys(names(0, 19), 2))
 
@@ -459,9 +460,9 @@ def test_a_coordinated_group_takes_over_and_hands_over() -> None:
 async def transact_in_a_loop(cluster: MemoryCluster) -> None:
     async with (
         aio.Marshal.on_cluster(
-            cluster.connect("a"), group_id=GROUP, client_id="a", heartbeat_interval_ms=HI
+            cluster.connect("a"), group_id=GROUP, client_id="a", heartbeat_interval=HI / 1000
         ) as marshal,
-        marshal.consumer([TOPIC], transactions=True) as consumer,
+        marshal.consumer([TOPIC], exactly_once=Transactions()) as consumer,
     ):
         with pytest.raises(ConfigurationError, match="transaction"):
             aiter(consumer)
@@ -512,12 +513,12 @@ def copy(consumer: Consumer, topic: str, until: int) -> None:
 
 def test_two_owners_and_repositions_on_a_broker(scene: Scene) -> None:
     topic, out = scene.topic(1, 40), scene.topic(1)
-    with scene.member("a") as first, first.consumer([topic], transactions=True) as consumer:
+    with scene.member("a") as first, first.consumer([topic], exactly_once=Transactions()) as consumer:
         copy(consumer, out, 20)
     done = len(committed(scene, out))
     assert committed(scene, out) == names(0, done - 1)
     with scene.member("b") as second:
-        consumer = second.consumer([topic], transactions=True)
+        consumer = second.consumer([topic], exactly_once=Transactions())
         copy(consumer, out, 40)
         assert committed(scene, out) == names(0, 39)
         admin = Admin(scene.bootstrap, topic=scene.coordination)
@@ -537,7 +538,7 @@ def test_two_owners_and_repositions_on_a_broker(scene: Scene) -> None:
 def test_after_a_record_that_the_broker_refuses_the_next_transaction_is_committed(scene: Scene) -> None:
     """librdkafka counts the refused record: the same producer's next one would be out of sequence."""
     topic, out = scene.topic(1, 5), scene.topic(1)
-    with scene.member("a") as a, a.consumer([topic], transactions=True) as consumer:
+    with scene.member("a") as a, a.consumer([topic], exactly_once=Transactions()) as consumer:
         batches = consumer.batches(5, 0.1)
         with pytest.raises(ProduceError, match="larger than"), consumer.transaction(next(batches)) as tx:
             tx.produce(out, os.urandom(3_000_000))

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from kafka_marshal import Consumer, Marshal, ShareConsumer
+from kafka_marshal import Batches, Claims, Consumer, Group, Keys, Marshal, ShareConsumer
 
 arguments = json.loads(sys.argv[1])
 out = os.open(arguments["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -27,7 +27,7 @@ with Marshal(
     group_id=arguments["group"],
     client_id=arguments["client_id"],
     topic=arguments["coordination"],
-    heartbeat_interval_ms=arguments["hi"],
+    heartbeat_interval=(arguments["hi"]) / 1000,
 ) as marshal:
     signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
 
@@ -43,14 +43,14 @@ with Marshal(
             "on_lost": on_lost,
         }
         if session := arguments.get("session"):
-            return marshal.group_consumer([arguments["topic"]], session_timeout_ms=session, **options)
+            return marshal.consumer([arguments["topic"]], mode=Group(session_timeout=session / 1000), **options)
         if arguments.get("how") == "shared":
-            options["shared_batches"] = True
+            options["mode"] = Batches()
         if "spans" in arguments:
-            return marshal.assign({(arguments["topic"], 0): arguments["spans"]}, on_lost=on_lost)
-        made: Consumer = marshal.consumer(
-            [arguments["topic"]], claim_ahead=arguments.get("claim_ahead", False), **options
-        )
+            return marshal.consumer(mode=Keys({(arguments["topic"], 0): arguments["spans"]}), on_lost=on_lost)
+        if arguments.get("claim_ahead"):
+            options["mode"] = Claims(claim_ahead=True)
+        made: Consumer = marshal.consumer([arguments["topic"]], **options)
         return made
 
     say("started", -1, -1)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kafka_marshal import Consumer, Hooks, Marshal, Retry
+from kafka_marshal import Consumer, Group, Hooks, Marshal, Retry
 from kafka_marshal.sinks import SqliteSink
 
 arguments = json.loads(sys.argv[1])
@@ -49,12 +49,12 @@ with Marshal(
     group_id=arguments["group"],
     client_id=arguments["client_id"],
     topic=arguments["coordination"],
-    heartbeat_interval_ms=arguments["hi"],
+    heartbeat_interval=(arguments["hi"]) / 1000,
 ) as marshal:
     topics = [arguments["topic"]]
     session = arguments["session"]
     consumer: Consumer = (
-        marshal.group_consumer(topics, session_timeout_ms=session) if session else marshal.consumer(topics)
+        marshal.consumer(topics, mode=Group(session_timeout=session / 1000)) if session else marshal.consumer(topics)
     )
     hooks = Hooks(after=told("after"), failed=told("failed"), lost=told("lost"))
     handle = {"fail": fail, "write": write}[arguments["act"]]

@@ -270,7 +270,7 @@ def test_calls_in_the_wrong_order_send_nothing(side: Side) -> None:
 
 
 def test_a_limit_above_that_of_the_brokers(side: Side) -> None:
-    with pytest.raises(ConfigurationError, match=r"transaction_timeout of 7200 s.*transaction\.max\.timeout\.ms"):
+    with pytest.raises(ConfigurationError, match=r"timeout of transactions of 7200 s.*transaction\.max\.timeout\.ms"):
         Work(side).producer(timeout_ms=7_200_000)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from kafka_marshal import Group, Keys
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.engine.claims.keys import KeyLease
@@ -45,7 +46,7 @@ def test_individual_commit_failure_broker_restriction_the_client_immediately_fai
     cluster = memory_cluster(messages=1)
     setting = ("accept_individual_commit", False)
     cluster.broker.produce("__marshal", 0, encode(ConfigureGroup("i", "o", GROUP, (setting,))))
-    with member(cluster) as made, made.group_consumer([STORIES]) as consumer:
+    with member(cluster) as made, made.consumer([STORIES], mode=Group()) as consumer:
         wait_until(lambda: consumer.member_id)
         with pytest.raises(KeyRangeError, match="accept_individual_commit=true") as raised:
             consumer.run(print, park=True)
@@ -137,7 +138,7 @@ def test_range_fetch_failure_topic_restriction_the_client_immediately_crashes_wi
     cluster = memory_cluster()
     made = Marshal.on_cluster(cluster.connect("a"), group_id="g", ordered_topics=[STORIES])
     with made, pytest.raises(KeyRangeError) as raised:
-        made.assign({(STORIES, 0): [LOW]})
+        made.consumer(mode=Keys({(STORIES, 0): [LOW]}))
     assert raised.value.kip_number == 89
 
 
@@ -145,7 +146,7 @@ def test_range_fetch_failure_other_common_fetch_request_errors_like_topic_not_fo
     """As in consumers that hold partitions whole: it waits for the topic."""
     cluster = MemoryCluster()
     create_topic(cluster, "__marshal", 1, 10)
-    with member(cluster) as made, made.assign({("later", 0): [(0, MAX_KEY_HASH)]}) as consumer:
+    with member(cluster) as made, made.consumer(mode=Keys({("later", 0): [(0, MAX_KEY_HASH)]})) as consumer:
         assert consumer.poll(0.2) is None
         cluster.broker.create_topic("later", 1)
         cluster.broker.produce("later", 0, b"x")

@@ -222,7 +222,7 @@ def test_one_that_holds_the_partition_whole_is_waited_for_and_named_once() -> No
     a = sharer(net, "a")
     net.run(4 * HI)
     assert a.held() == []
-    assert [text for text in a.warnings if "without shared_batches=True" in text] == a.warnings[:1]
+    assert [text for text in a.warnings if "without mode=Batches()" in text] == a.warnings[:1]
     assert len(net.records(ClaimingPartition, "a")) == 0
     other.close()
     net.run_until(lambda: a.held() == [T0])

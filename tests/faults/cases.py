@@ -160,7 +160,7 @@ def pause_resume(_story: Story, consumer: Consumer) -> None:
 
 def seek(story: Story, consumer: Consumer) -> None:
     story.skipped |= {(0, 0), (0, 1), (0, 2)}
-    if consumer.position()[0].offset < 3:
+    if consumer.assignment()[0].offset < 3:
         consumer.seek(TOPIC, 0, 3)
 
 
@@ -373,7 +373,7 @@ EXPIRES_S = 600.0
 
 
 def an_admin(cluster: MemoryCluster, client_id: str) -> Admin:
-    return Admin.on_cluster(lambda: cluster.connect(client_id), client_id=client_id, heartbeat_interval_ms=HI)
+    return Admin.on_cluster(lambda: cluster.connect(client_id), client_id=client_id, heartbeat_interval=HI / 1000)
 
 
 def administering(

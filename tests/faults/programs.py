@@ -19,6 +19,7 @@ from typing import Any
 from kafka_marshal import Consumer, Marshal
 from kafka_marshal.errors import ForkedError
 from tests.interrupts import Alarms
+from tests.modes import options_of
 
 arguments: dict[str, Any] = json.loads(sys.argv[2])
 TOPIC: str = arguments["topic"]
@@ -35,12 +36,12 @@ def make_marshal() -> Marshal:
         arguments["bootstrap"],
         group_id=arguments["group"],
         topic=arguments["coordination"],
-        heartbeat_interval_ms=HI,
+        heartbeat_interval=HI / 1000,
     )
 
 
 def make_consumer(marshal: Marshal) -> Consumer:
-    made: Consumer = marshal.consumer([TOPIC], **arguments.get("options", {}))
+    made: Consumer = marshal.consumer([TOPIC], **options_of(arguments.get("options", {})))
     return made
 
 

@@ -12,6 +12,7 @@ from kafka_marshal import Consumer, LeaseInfo, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.node.coordination_topic import create_topic
 from tests.interrupts import Interrupts, Report, StuckError, run_within, stacks
+from tests.modes import options_of
 
 HI = 300
 PARTITIONS = 2
@@ -64,7 +65,9 @@ def memory_cluster(partitions: int = PARTITIONS, messages: int = MESSAGES) -> Me
 
 
 def member(cluster: MemoryCluster, client_id: str = "a", hi: int = HI) -> Marshal:
-    return Marshal.on_cluster(cluster.connect(client_id), group_id=GROUP, client_id=client_id, heartbeat_interval_ms=hi)
+    return Marshal.on_cluster(
+        cluster.connect(client_id), group_id=GROUP, client_id=client_id, heartbeat_interval=hi / 1000
+    )
 
 
 def await_assigned(consumer: Any) -> None:
@@ -102,7 +105,7 @@ class Story:
         self._threads_at_start: set[threading.Thread] = set()
 
     def make_consumer(self) -> Consumer:
-        made: Consumer = self.marshal.consumer([TOPIC], **self._options)
+        made: Consumer = self.marshal.consumer([TOPIC], **options_of(self._options))
         return made
 
     # The user's side.

@@ -88,7 +88,7 @@ def test_nothing_is_lost_behind_a_bad_network(ground: Ground, delivery: Delivery
     given_up: set[tuple[int, int]] = set()
     ended = threading.Event()
     members = [
-        Marshal(ground.bootstrap, group_id=group, client_id=name, topic=log, heartbeat_interval_ms=600)
+        Marshal(ground.bootstrap, group_id=group, client_id=name, topic=log, heartbeat_interval=0.6)
         for name in ("a", "b")
     ]
     consumers = [member.consumer([topic], delivery=delivery, batch_size=50) for member in members]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_marshal import Marshal
+from kafka_marshal import Group, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.client.closing import CLOSE_TIMEOUT_S
 from kafka_marshal.node.replica import Replica
@@ -20,7 +20,7 @@ def asks(marshal: Marshal, what: str) -> None:
     elif what == "ranges":
         marshal.ranges([TOPIC])
     elif what == "join":
-        marshal.group_consumer([TOPIC])
+        marshal.consumer([TOPIC], mode=Group())
 
 
 def held(cluster: MemoryCluster) -> list[str]:
@@ -41,7 +41,7 @@ def held(cluster: MemoryCluster) -> list[str]:
 def test_what_is_granted_after_a_close_is_released(cluster: MemoryCluster, what: str, late_s: float) -> None:
     marshal = member(cluster, hi=3_000)
     if what == "join":
-        marshal.group_consumer([TOPIC]).close()  # the CPs are marked: a join comes next
+        marshal.consumer([TOPIC], mode=Group()).close()  # the CPs are marked: a join comes next
     cluster.broker.faults.delay_ms = lambda client, topic, partition, offset: int(1000 * late_s)
     asks(marshal, what)
     answer("Marshal.close()", lambda: marshal.close(timeout=5))

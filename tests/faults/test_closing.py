@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Balanced, Consumer, Delivery, HeldError, Marshal, Policy
+from kafka_marshal import Balanced, Claims, Consumer, Delivery, HeldError, Marshal, Policy
 from kafka_marshal.engine.policies import View, Wishes
 from kafka_marshal.errors import ClosedError
 from tests.faults.endings import (
@@ -245,7 +245,7 @@ def test_close_ends_where_the_engines_lock_is_never_free(
     marshal: Marshal, hung: Hung, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     policy = Stuck(hung)
-    consumer = marshal.consumer([TOPIC], policy=policy)
+    consumer = marshal.consumer([TOPIC], mode=Claims(policy=policy))
     await_assigned(consumer)
     policy.is_stuck = True
     with another(marshal) as other:

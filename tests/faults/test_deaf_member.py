@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import KafkaUnavailableError, Marshal
+from kafka_marshal import Group, KafkaUnavailableError, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.node import log_reader
 from tests.client.conftest import wait_until
@@ -32,7 +32,7 @@ def working(cluster: MemoryCluster, kind: str, client_id: str) -> Iterator[tuple
         if kind == "claimed":
             yield marshal, marshal.consumer([TOPIC])
         else:
-            yield marshal, marshal.group_consumer([TOPIC], session_timeout_ms=1_500)
+            yield marshal, marshal.consumer([TOPIC], mode=Group(session_timeout=1.5))
     finally:
         answer("Marshal.close()", marshal.close)
 

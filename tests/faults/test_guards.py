@@ -21,6 +21,7 @@ from confluent_kafka import KafkaError
 from kafka_marshal import (
     Admin,
     Balanced,
+    Claims,
     ClosedError,
     ConfigurationError,
     Consumer,
@@ -337,7 +338,7 @@ def test_a_policy_that_fails_keeps_what_is_held_and_is_asked_again(
     topic = scene.topic(3)
     policy = Moody(answer)
     marshal = scene.member("a")
-    consumer = marshal.consumer([topic], policy=policy)
+    consumer = marshal.consumer([topic], mode=Claims(policy=policy))
     wait_until(lambda: policy.asked > 2)
     assert not consumer.assignment()
     policy.answer = None
@@ -353,7 +354,7 @@ def test_a_policy_gets_nothing_that_it_was_not_shown(scene: Scene) -> None:
     topic, other = scene.topic(1), scene.topic(1)
     wanted = ((other, 0), (topic, 0), (topic, 9))
     marshal = scene.member()
-    consumer = marshal.consumer([topic], policy=Moody(lambda: Wishes(claim=wanted, release=((other, 0),))))
+    consumer = marshal.consumer([topic], mode=Claims(policy=Moody(lambda: Wishes(claim=wanted, release=((other, 0),)))))
     wait_until(lambda: consumer.assignment())
     assert [(each.topic, each.partition) for each in consumer.assignment()] == [(topic, 0)]
     assert marshal.world.lease(other, 0) is None

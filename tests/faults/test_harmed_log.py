@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Marshal
+from kafka_marshal import Group, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.errors import LogCutError
 from kafka_marshal.node import jobs
@@ -29,7 +29,7 @@ def working(cluster: MemoryCluster, kind: str) -> tuple[Marshal, Any]:
     """A member that has handled everything."""
     marshal = member(cluster)
     consumer = (
-        marshal.consumer([TOPIC]) if kind == "claimed" else marshal.group_consumer([TOPIC], session_timeout_ms=1_500)
+        marshal.consumer([TOPIC]) if kind == "claimed" else marshal.consumer([TOPIC], mode=Group(session_timeout=1.5))
     )
     done = 0
     while done < 12:

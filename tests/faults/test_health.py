@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Balanced, Health, Marshal, MarshalError, Policy
+from kafka_marshal import Balanced, Claims, Health, Marshal, MarshalError, Policy
 from kafka_marshal.engine.policies import View, Wishes
 from kafka_marshal.runtime import THREADS
 from rationalizer import Upgrade, encode
@@ -93,7 +93,7 @@ def test_handlers_that_hang_are_reported_until_one_comes_back(marshal: Marshal) 
 @pytest.mark.parametrize("interval_ms", [100, 300])
 def test_a_thread_that_has_nothing_to_do_is_well(interval_ms: int) -> None:
     """It waits for the log for longer than a short heartbeat interval."""
-    made = Marshal.on_cluster(memory_cluster().connect("idle"), group_id="g", heartbeat_interval_ms=interval_ms)
+    made = Marshal.on_cluster(memory_cluster().connect("idle"), group_id="g", heartbeat_interval=interval_ms / 1000)
     seen, until = 0.0, time.monotonic() + 1.3
     while time.monotonic() < until:
         found = made.health()
@@ -108,7 +108,7 @@ def test_a_thread_that_has_nothing_to_do_is_well(interval_ms: int) -> None:
 def test_a_policy_that_does_not_return_is_reported_with_its_place_and_delivers_nothing(
     marshal: Marshal, policy: Stuck, caplog: pytest.LogCaptureFixture
 ) -> None:
-    consumer = marshal.consumer([TOPIC], policy=policy)
+    consumer = marshal.consumer([TOPIC], mode=Claims(policy=policy))
     assert consumer.poll(AGAIN_S) is not None
     wait_until(lambda: marshal.health().leases == 2)
     policy.go_on.clear()
@@ -262,7 +262,7 @@ class Refusing:
 
 def test_a_handler_of_a_signal_may_ask(marshal: Marshal, policy: Stuck) -> None:
     """During a call, and while the engine's lock is held."""
-    consumer = marshal.consumer([TOPIC], policy=policy)
+    consumer = marshal.consumer([TOPIC], mode=Claims(policy=policy))
     found: list[Health] = []
     before = signal.signal(signal.SIGALRM, lambda *_: found.append(marshal.health()))
     try:

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from kafka_marshal import Group
 from kafka_marshal.adapters.kafka.errors import Troubles
 from kafka_marshal.logs import RateLimitedLog
 from tests.client.conftest import wait_until
@@ -18,7 +19,7 @@ def test_one_line_when_it_is_away_and_one_when_it_is_back(kind: str, caplog: pyt
     cluster = memory_cluster()
     marshal = member(cluster)
     consumer = (
-        marshal.consumer([TOPIC]) if kind == "claimed" else marshal.group_consumer([TOPIC], session_timeout_ms=900)
+        marshal.consumer([TOPIC]) if kind == "claimed" else marshal.consumer([TOPIC], mode=Group(session_timeout=0.9))
     )
     assert consumer.poll(5) is not None
     caplog.clear()

@@ -312,7 +312,7 @@ def test_an_audit_without_a_log_creates_none(ground: Ground, command: Command) -
 def test_members_do_not_create_a_deleted_log_again(ground: Ground) -> None:
     log = f"__marshal-{uuid.uuid4().hex[:6]}"
     create_topic(ground.cluster, log, 2, 30)
-    with ground.member(topic=log, heartbeat_interval_ms=600) as marshal:
+    with ground.member(topic=log, heartbeat_interval=0.6) as marshal:
         marshal.claim(ground.topic, 0, timeout=10)
         ground.delete(log)
         with nothing_created(ground, within_s=3):

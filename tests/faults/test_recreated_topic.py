@@ -10,6 +10,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from kafka_marshal import Group
 from tests.client.conftest import Scene, wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -33,7 +34,7 @@ def recreate(scene: Scene, topic: str) -> None:
 def test_nothing_of_the_new_one_is_given(scene: Scene, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = scene.topic(1, OLD)
     member = scene.member()
-    consumer: Any = member.consumer([topic]) if kind == "claimed" else member.group_consumer([topic])
+    consumer: Any = member.consumer([topic]) if kind == "claimed" else member.consumer([topic], mode=Group())
     seen: list[bytes] = []
 
     def take() -> int:

@@ -9,7 +9,7 @@ import json
 import sys
 import threading
 
-from kafka_marshal import Balanced, Marshal, Message, Policy
+from kafka_marshal import Balanced, Claims, Marshal, Message, Policy
 from kafka_marshal.engine.policies import View, Wishes
 
 arguments = json.loads(sys.argv[1])
@@ -30,7 +30,7 @@ def handle(message: Message) -> None:
 
 
 def work(marshal: Marshal) -> None:
-    with marshal.consumer([arguments["topic"]], policy=Stalling()) as consumer:
+    with marshal.consumer([arguments["topic"]], mode=Claims(policy=Stalling())) as consumer:
         if arguments.get("run"):
             consumer.run(handle, hooks=[marshal.timing()])
         else:
@@ -43,7 +43,7 @@ marshal = Marshal(
     group_id=arguments["group"],
     client_id=arguments["client_id"],
     topic=arguments["coordination"],
-    heartbeat_interval_ms=arguments["hi"],
+    heartbeat_interval=(arguments["hi"]) / 1000,
 )
 print(marshal.serve(0).url, flush=True)
 for line in sys.stdin:

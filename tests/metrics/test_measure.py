@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from kafka_marshal import CheckpointPolicy, Marshal, Message, Metrics, Retry
+from kafka_marshal import Batches, CheckpointPolicy, Group, Marshal, Message, Metrics, Retry
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.admin.pause import Pause
 from kafka_marshal.engine.figures import BUCKETS_S, Histogram
@@ -149,7 +149,7 @@ def test_the_time_lag_is_the_age_of_the_next_message_that_is_not_done(age_s: int
             assert found.lag_seconds == pytest.approx(max(0.0, time.time() - stamp_s), abs=0.5)
             seen.append(found.lag_seconds)
             consumer.done(message)
-            consumer.position()  # reports progress to the engine
+            consumer.assignment()  # reports progress to the engine
         assert consumer.poll(0.2) is None
         assert seen[0] >= seen[-1] - 0.5
         wait_until(lambda: partition(marshal).lag_seconds == 0.0)
@@ -285,12 +285,17 @@ def test_a_histogram() -> None:
 def test_the_checkpoints_of_a_member(marshal: Marshal) -> None:
     restored: list[str] = []
     assert marshal.metrics().checkpoints is None
-    with marshal.group_consumer(
+    with marshal.consumer(
         [TOPIC],
+        mode=Group(),
         start="earliest",
-        checkpoints=CheckpointPolicy(every=0.1, timeout=5.0, drain=1.0),
-        on_checkpoint=lambda checkpoint: None,
-        on_restore=lambda restore: restored.append(restore.why),
+        checkpoints=CheckpointPolicy(
+            every=0.1,
+            timeout=5.0,
+            drain=1.0,
+            on_checkpoint=lambda checkpoint: None,
+            on_restore=lambda restore: restored.append(restore.why),
+        ),
     ) as consumer:
         message = consumer.poll(5)
         assert message is not None
@@ -329,7 +334,7 @@ def test_open_messages_of_held_and_shared_partitions(marshal: Marshal, cluster: 
         wait_until(lambda: any(one.partition == 0 for one in marshal.metrics().partitions))
         found = partition(marshal)
         assert (found.parked, found.waiting, found.acquired, found.shared) == (2, 0, 0, False)
-    with marshal.consumer([TOPIC], shared_batches=True):
+    with marshal.consumer([TOPIC], mode=Batches()):
         wait_until(lambda: any(one.partition == 1 for one in marshal.metrics().partitions))
         found = partition(marshal, 1)
         assert (found.parked, found.waiting + found.acquired, found.shared) == (0, 3, True)
@@ -338,7 +343,7 @@ def test_open_messages_of_held_and_shared_partitions(marshal: Marshal, cluster: 
 def test_takes_of_batches_are_counted_by_what_they_gave() -> None:
     """What a program has had for handler_timeout comes again."""
     cluster = memory_cluster(1, 40)
-    with member(cluster) as marshal, marshal.consumer([TOPIC], shared_batches=True, handler_timeout=0.5) as consumer:
+    with member(cluster) as marshal, marshal.consumer([TOPIC], mode=Batches(), handler_timeout=0.5) as consumer:
         batches = consumer.batches(max_messages=40, timeout=0.2)
         batch = next(batches)
         found = {one.outcome: one.count for one in marshal.metrics().acquires}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import Producer
 
+from kafka_marshal import Group
 from tests.client.conftest import Scene, wait_until
 from tests.metrics.conftest import ServingWorker
 
@@ -91,7 +92,7 @@ def test_members_of_a_coordinated_group_are_measured_the_same_way(scene: Scene) 
         admin.upgrade()
     topic = scene.topic(PARTITIONS, EACH)
     marshal = scene.member("a")
-    with marshal.group_consumer([topic]) as consumer:
+    with marshal.consumer([topic], mode=Group()) as consumer:
         messages = consumer.consume(PARTITIONS * EACH, 20)
         assert len(messages) == PARTITIONS * EACH
         found = marshal.metrics()

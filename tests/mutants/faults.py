@@ -125,7 +125,7 @@ FAULTS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a consumer that reached nobody goes on",
-        "_made",
+        "_open_consumer",
         "answer = self._driver.servants.ask(made, undo=lambda consumer: consumer._end(True))",
         "answer = self._driver.servants.ask(made)",
         "C17",

@@ -94,7 +94,7 @@ TRANSACTIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "the last offset is committed, not the next",
-        "Transactions._produce",
+        "TransactionalProducers._produce",
         _OFFSET,
         _OFFSET.replace(" + 1", ""),
         "M4",

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from kafka_marshal import KafkaUnavailableError
 from kafka_marshal.admin.transfer import empty_kafka_group
-from kafka_marshal.observe.stuck import Transaction, behind_transactions, mark_stuck, open_transactions, parse
+from kafka_marshal.observe.stuck import OpenTransaction, behind_transactions, mark_stuck, open_transactions, parse
 from tests.cli.test_view import held
 from tests.client.conftest import Scene
 from tests.client.conftest import scene as scene
@@ -28,7 +28,7 @@ NEW = (
 
 @pytest.mark.parametrize("value", [OLD, NEW])
 def test_both_versions_of_a_record_are_read(value: bytes) -> None:
-    assert parse(KEY, value) == Transaction("pay", 5, 2, 60_000, 1_000, frozenset({("t", 0), ("t", 3)}))
+    assert parse(KEY, value) == OpenTransaction("pay", 5, 2, 60_000, 1_000, frozenset({("t", 0), ("t", 3)}))
     ended = value.replace(NUMBERS, NUMBERS[:-1] + b"\x04")
     assert parse(KEY, ended) is None
 

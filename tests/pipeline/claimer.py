@@ -86,7 +86,7 @@ with Marshal(
     group_id=arguments["group"],
     client_id=arguments["client_id"],
     topic=arguments["coordination"],
-    heartbeat_interval_ms=arguments["hi"],
+    heartbeat_interval=(arguments["hi"]) / 1000,
 ) as marshal:
     signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
     delivery = arguments.get("delivery", "at-least-once")

@@ -35,7 +35,7 @@ stream = spark.readStream.format("kafka_marshal").options(
     client_id=arguments["client_id"],
     topics=arguments["topic"],
     coordination_topic=arguments["coordination"],
-    heartbeat_interval_ms=str(arguments["hi"]),
+    heartbeat_interval=str(arguments["hi"] / 1000),
     max_records_per_batch=str(arguments["max_records"]),
 )
 writer = stream.load().writeStream.option("checkpointLocation", arguments["checkpoint"])

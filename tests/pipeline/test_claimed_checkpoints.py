@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from kafka_marshal import Checkpoint, CheckpointPolicy, Restore
+from kafka_marshal import Checkpoint, CheckpointPolicy, Group, Restore
 from kafka_marshal.checkpoints import Folder, RestorePiece
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
-from kafka_marshal.sinks import SqliteSink, Transaction
+from kafka_marshal.sinks import SinkTransaction, SqliteSink
 from tests.client.conftest import Scene
 from tests.pipeline.test_claimed import slow
 
@@ -44,12 +44,10 @@ class Driver:
     @contextmanager
     def batches(self) -> Iterator[ClaimedBatches]:
         options: dict[str, Any] = {
-            "checkpoints": CheckpointPolicy(every=None, timeout=20),
-            "on_checkpoint": self.save,
-            "on_restore": self.restore,
-            "session_timeout_ms": SESSION,
+            "mode": Group(session_timeout=SESSION / 1000),
+            "checkpoints": CheckpointPolicy(every=None, timeout=20, on_checkpoint=self.save, on_restore=self.restore),
         }
-        with ClaimedBatches(self.spark, self.marshal, [self.topic], group=True, **options) as made:
+        with ClaimedBatches(self.spark, self.marshal, [self.topic], **options) as made:
             yield made
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -59,7 +57,10 @@ class Driver:
 
     def restore(self, restore: Restore) -> None:
         def undo(
-            tx: Transaction[sqlite3.Connection], piece: RestorePiece, position: int, ranges: tuple[tuple[int, int], ...]
+            tx: SinkTransaction[sqlite3.Connection],
+            piece: RestorePiece,
+            position: int,
+            ranges: tuple[tuple[int, int], ...],
         ) -> None:
             tx.execute("CREATE TABLE IF NOT EXISTS seen (place INTEGER, at INTEGER)")
             tx.execute("DELETE FROM seen WHERE place = ? AND at >= ?", (piece.partition, position))

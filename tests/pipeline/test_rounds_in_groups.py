@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import CheckpointPolicy, ConfigurationError, OffsetRange
+from kafka_marshal import Batches, CheckpointPolicy, Claims, ConfigurationError, Group, OffsetRange
 from kafka_marshal.pipeline import claimed
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
 from tests.client.conftest import wait_until
@@ -109,11 +109,10 @@ class Driver:
     @contextmanager
     def batches(self, **options: Any) -> Iterator[ClaimedBatches]:
         given: dict[str, Any] = {
-            "group": True,
-            "session_timeout_ms": SESSION,
-            "checkpoints": CheckpointPolicy(every=None, timeout=20),
-            "on_checkpoint": self.ledger.save,
-            "on_restore": self.ledger.restore,
+            "mode": Group(session_timeout=SESSION / 1000),
+            "checkpoints": CheckpointPolicy(
+                every=None, timeout=20, on_checkpoint=self.ledger.save, on_restore=self.ledger.restore
+            ),
             "on_revoke": self.ledger.drop,
             "on_lost": self.ledger.drop,
         }
@@ -236,9 +235,8 @@ def test_state_of_a_round_that_raised_out_of_the_block_is_in_no_checkpoint() -> 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"group": False}, r"checkpoints, on_checkpoint, on_restore: for a member of a coordinated group.*group=True"),
-        ({"policy": "mine"}, "choose a strategy="),
-        ({"checkpoints": None}, "Add checkpoints=CheckpointPolicy"),
+        ({"mode": Claims()}, r"checkpoints= is not possible with mode=Claims.*mode=Group\("),
+        ({"mode": Batches()}, r"mode must be Claims\(…\) or Group\(…\)"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options: dict[str, Any], words: str) -> None:
@@ -248,10 +246,9 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any], words: st
 
 def test_claims_have_no_checkpoints_and_an_unknown_argument_is_one() -> None:
     driver = Driver(Team(), "a")
-    none: dict[str, Any] = dict.fromkeys(("session_timeout_ms", "checkpoints", "on_checkpoint", "on_restore"))
     with pytest.raises(TypeError, match="unexpected keyword argument 'cheeckpoints'"):
         ClaimedBatches(driver.spark, driver.marshal, [TOPIC], cheeckpoints=1)  # type: ignore[arg-type,call-arg]
-    with driver.batches(group=False, **none) as batches:
+    with driver.batches(mode=Claims(), checkpoints=None) as batches:
         for call in (batches.checkpoint, batches.rollback, lambda: batches.checkpoints):
-            with pytest.raises(ConfigurationError, match="Add group=True and checkpoints="):
+            with pytest.raises(ConfigurationError, match=r"Use mode=Group\(\) and checkpoints="):
                 call()

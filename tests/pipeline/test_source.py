@@ -60,7 +60,7 @@ class Stream:
             "client_id": "query",
             "topics": self.topic,
             "coordination_topic": self.scene.coordination,
-            "heartbeat_interval_ms": HI,
+            "heartbeat_interval": HI / 1000,
             **options,
         }
         made: DataFrame = (
@@ -301,7 +301,7 @@ def test_a_lease_lost_during_a_batch_is_refused_by_the_sink_and_not_committed(
             raise
 
     before = source_workers()
-    query = s.start(slow, heartbeat_interval_ms=2_000)  # no lease may end while a busy machine runs Spark's first job
+    query = s.start(slow, heartbeat_interval=2.0)  # no lease may end while a busy machine runs Spark's first job
     s.wait_for(reached, query)
     # The member stops for longer than its lease, as on a swapping machine; the batch continues.
     [worker] = source_workers() - before
@@ -370,7 +370,7 @@ def test_a_batch_whose_lease_was_lost_is_not_committed_though_it_went_well(scene
         go_on.wait(60)
 
     before = source_workers()
-    query = s.start(slow, heartbeat_interval_ms=2_000)
+    query = s.start(slow, heartbeat_interval=2.0)
     s.wait_for(reached, query)
     [worker] = source_workers() - before
     os.kill(worker, signal.SIGSTOP)

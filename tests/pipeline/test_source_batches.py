@@ -29,10 +29,10 @@ from kafka_marshal.pipeline.source import (
     ClaimedStream,
     KafkaMarshalReader,
     KafkaMarshalSource,
-    Piece,
     ReadAllAvailable,
     ReadMaxRows,
     SourceOptions,
+    SourcePiece,
     cut,
     read_piece,
     rows_of,
@@ -49,7 +49,7 @@ def options(scene: Scene, topic: str, **more: str) -> SourceOptions:
             "client_id": "query",
             "topics": topic,
             "coordination_topic": scene.coordination,
-            "heartbeat_interval_ms": str(HI),
+            "heartbeat_interval": str(HI / 1000),
             **more,
         }
     )
@@ -227,27 +227,27 @@ def test_each_task_gets_the_done_intervals_that_touch_it() -> None:
     assert [piece.done for piece in cut([given], 2)] == [((10, 20), (45, 55)), ((45, 55), (90, 95))]
 
 
-def offsets(settings: SourceOptions, piece: Piece) -> list[int]:
+def offsets(settings: SourceOptions, piece: SourcePiece) -> list[int]:
     return [offset for batch in read_piece(settings, piece) for offset in batch.column("offset").to_pylist()]
 
 
 def test_a_task_reads_its_offsets_and_leaves_out_what_is_done(scene: Scene) -> None:
     topic = scene.topic(1, 100)
     settings = options(scene, topic)
-    assert offsets(settings, Piece(topic, 0, 20, 29, 5)) == list(range(20, 30))
-    assert offsets(settings, Piece(topic, 0, 95, 99, 5)) == list(range(95, 100))
+    assert offsets(settings, SourcePiece(topic, 0, 20, 29, 5)) == list(range(20, 30))
+    assert offsets(settings, SourcePiece(topic, 0, 95, 99, 5)) == list(range(95, 100))
     done = ((0, 2), (5, 5), (9, 12))
-    assert offsets(settings, Piece(topic, 0, 0, 9, 5, done)) == [3, 4, 6, 7, 8]
+    assert offsets(settings, SourcePiece(topic, 0, 0, 9, 5, done)) == [3, 4, 6, 7, 8]
 
 
 def test_a_range_that_the_log_does_not_hold_is_an_error(scene: Scene) -> None:
     topic = scene.topic(1, 10)
     settings = options(scene, topic, read_timeout_s="1")
     with pytest.raises(RangeGoneError, match="ends at 10") as caught:
-        offsets(settings, Piece(topic, 0, 5, 20, 5))
+        offsets(settings, SourcePiece(topic, 0, 5, 20, 5))
     assert caught.value.gone == ((topic, 0, 10, 20),)
     with pytest.raises(RangeGoneError, match="not in the log any more"):
-        offsets(settings, Piece(topic, 0, 500, 520, 5))
+        offsets(settings, SourcePiece(topic, 0, 500, 520, 5))
 
 
 def test_a_reader_can_be_sent_to_an_executor_while_it_works(scene: Scene) -> None:

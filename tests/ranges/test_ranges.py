@@ -49,7 +49,7 @@ def test_done_travels_with_the_beats_and_the_next_holder_continues(scene: Scene)
 
 def test_flush_commits_at_once(scene: Scene) -> None:
     topic = scene.topic(1, 100)
-    member = scene.member("a", heartbeat_interval_ms=60_000)
+    member = scene.member("a", heartbeat_interval=60.0)
     consumer = member.ranges([topic])
     consumer.done(consumer.take(40, timeout=20), flush=True)
     assert member.world.wait_for(lambda world: world.lease(topic, 0).stable == 39, 5)  # type: ignore[union-attr]

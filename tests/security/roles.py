@@ -15,7 +15,7 @@ from unittest.mock import patch
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import Producer, TopicPartition
 
-from kafka_marshal import Admin, Consumer, GroupConsumer, Marshal
+from kafka_marshal import Admin, Batches, Consumer, Group, GroupConsumer, Keys, Marshal, Transactions
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.node import kept, log_keeper
 from kafka_marshal.node.coordination_topic import create_snapshots_topic, create_topic, required_settings
@@ -76,7 +76,7 @@ class Trial:
             group_id=self.group,
             client_id=f"worker-{self.user}",
             topic=self.topic,
-            heartbeat_interval_ms=600,
+            heartbeat_interval=0.6,
             config=self.login() if config is None else config,
             timeout=PATIENCE_S,
         )
@@ -130,8 +130,11 @@ def _at_most_once(trial: Trial) -> None:
 
 
 def _group_member(trial: Trial, **options: Any) -> None:
-    options = {"session_timeout_ms": 2_000, "partition_stuck": "raise", **options}
-    with trial.marshal() as marshal, marshal.group_consumer([trial.data], **options) as consumer:
+    mode = Group(session_timeout=2.0, **options)
+    with (
+        trial.marshal() as marshal,
+        marshal.consumer([trial.data], mode=mode, partition_stuck="raise") as consumer,
+    ):
         _first(consumer)
 
 
@@ -177,7 +180,7 @@ def _dead_letters(trial: Trial, config: Config | None = None) -> None:
 
 
 def _sharer(trial: Trial) -> None:
-    options: dict[str, Any] = {"shared_batches": True, "partition_stuck": "raise"}
+    options: dict[str, Any] = {"mode": Batches(), "partition_stuck": "raise"}
     with trial.marshal() as marshal, marshal.consumer([trial.data], **options) as consumer:
         batch: Any = next(_within(consumer, consumer.batches()))
         batch.park(batch.messages[0], "bad")
@@ -187,7 +190,10 @@ def _sharer(trial: Trial) -> None:
 def _assigned(trial: Trial) -> None:
     """All keys of a partition, in two ranges; a message is set aside."""
     spans = [(0, 2**62), (2**62 + 1, 2**63 - 1)]
-    with trial.marshal() as marshal, marshal.assign({(trial.data, 0): spans}, partition_stuck="raise") as consumer:
+    with (
+        trial.marshal() as marshal,
+        marshal.consumer(mode=Keys({(trial.data, 0): spans}), partition_stuck="raise") as consumer,
+    ):
         _park_one(marshal, trial, consumer)
 
 
@@ -218,7 +224,7 @@ def _within(consumer: Consumer, batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _transactions(trial: Trial) -> None:
-    options: dict[str, Any] = {"transactions": True, "partition_stuck": "raise"}
+    options: dict[str, Any] = {"exactly_once": Transactions(), "partition_stuck": "raise"}
     with trial.marshal() as marshal, marshal.consumer([trial.data], **options) as consumer:
         batch = next(consumer.batches(1, 0.1))
         with consumer.transaction(batch) as tx:
@@ -334,7 +340,7 @@ def _import(trial: Trial) -> None:
 def _export(trial: Trial) -> None:
     with (
         trial.marshal(login("root")) as marshal,
-        marshal.group_consumer([trial.data], session_timeout_ms=1_000) as consumer,
+        marshal.consumer([trial.data], mode=Group(session_timeout=1.0)) as consumer,
     ):
         _first(consumer)
     trial.run("export-group", trial.group, "--yes")

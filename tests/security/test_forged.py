@@ -61,7 +61,7 @@ class Victim:
 
     def member(self, client_id: str = "a") -> Marshal:
         return Marshal(
-            self.bootstrap, group_id="g", client_id=client_id, topic=self.topic, heartbeat_interval_ms=INTERVAL_MS
+            self.bootstrap, group_id="g", client_id=client_id, topic=self.topic, heartbeat_interval=INTERVAL_MS / 1000
         )
 
     def holder(self, marshal: Marshal) -> tuple[str, int]:

@@ -140,7 +140,7 @@ def secured() -> Iterator[Secured]:
             {case.user: [Right(x.kind, names_of(case)[x.name], x.operation) for x in case.rights] for case in CASES},
         )
         with (
-            Marshal(bootstrap, group_id="looked-at", client_id="one", heartbeat_interval_ms=600, config=root) as one,
+            Marshal(bootstrap, group_id="looked-at", client_id="one", heartbeat_interval=0.6, config=root) as one,
             one.consumer(["orders"]) as consumer,
         ):
             working = threading.Thread(target=lambda: sum(1 for _ in consumer))

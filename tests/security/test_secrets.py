@@ -265,7 +265,7 @@ def test_a_member_at_work(printed: Printed, command: Command, tmp_path: Path, co
     bootstrap, topic = coordination_topic.bootstrap, coordination_topic.name
     config = {**PLANTED, "debug": "all"}
     with Marshal(
-        bootstrap, group_id="g", client_id="a", topic=topic, config=config, heartbeat_interval_ms=600, watchdog=True
+        bootstrap, group_id="g", client_id="a", topic=topic, config=config, heartbeat_interval=0.6, watchdog=True
     ) as marshal:
         lease = marshal.claim("t", 0, timeout=10)
         assert marshal.watchdog is not None

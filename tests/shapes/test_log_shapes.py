@@ -41,7 +41,7 @@ class Work:
     def __init__(self, scene: Scene, hi: int = HI) -> None:
         self.scene = scene
         self.topic = scene.topic(4, MESSAGES)
-        self.members = [scene.member(name, heartbeat_interval_ms=hi) for name in ("a", "b")]
+        self.members = [scene.member(name, heartbeat_interval=hi / 1000) for name in ("a", "b")]
         self.consumers = [member.consumer([self.topic]) for member in self.members]
         self.handled: list[tuple[int, int]] = []
         wait_until(lambda: all(len(consumer.assignment()) == 2 for consumer in self.consumers), what="both have two")

@@ -12,6 +12,7 @@ from collections import Counter
 import pytest
 
 from benchmarks.phantoms import is_even
+from kafka_marshal import Group
 from kafka_marshal.adapters.opening import announced
 from kafka_marshal.testing.simulation import Job
 from kafka_marshal.testing.simulation.living import Host
@@ -38,7 +39,7 @@ class Fleet(Crowd):
     def _work(self, job: Job) -> None:
         with (
             job.marshal() as marshal,
-            marshal.group_consumer([job.topic], session_timeout_ms=SESSION_MS) as consumer,
+            marshal.consumer([job.topic], mode=Group(session_timeout=SESSION_MS / 1000)) as consumer,
         ):
             for message in consumer:
                 job.handle(message)  # none comes

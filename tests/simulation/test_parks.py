@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Retry
+from kafka_marshal import Group, Retry
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.engine.work.in_lanes import InLanes
 from kafka_marshal.engine.work.lane import Lane, Owner
@@ -38,8 +38,9 @@ def sets_aside(job: Job) -> None:
         consumer = (
             marshal.consumer([job.topic])
             if job.strategy is None
-            else marshal.group_consumer(
-                [job.topic], strategy=job.strategy, session_timeout_ms=job.session_timeout_ms, allow_key_share=True
+            else marshal.consumer(
+                [job.topic],
+                mode=Group(strategy=job.strategy, session_timeout=job.session_timeout, allow_key_share=True),
             )
         )
         consumer.run(handle, concurrency=4, order="none", retry=Retry(2, (0.01, 0.02)), park=True)

@@ -16,6 +16,7 @@ from random import Random
 
 import pytest
 
+from kafka_marshal import Claims
 from kafka_marshal.adapters.memory import MemoryBroker
 from kafka_marshal.adapters.opening import announced
 from kafka_marshal.engine.claims.placement import FIRST_CLAIMS
@@ -83,7 +84,7 @@ class Crowd:
             self.scheduler.call_at(start_ms * rng.random(), partial(process.run, work, lambda: None))
 
     def _work(self, job: Job) -> None:
-        with job.marshal() as marshal, marshal.consumer([job.topic], policy=Balanced()) as consumer:
+        with job.marshal() as marshal, marshal.consumer([job.topic], mode=Claims(policy=Balanced())) as consumer:
             for message in consumer:
                 job.handle(message)  # none comes
 

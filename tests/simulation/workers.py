@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from time import monotonic_ns, perf_counter, sleep, time_ns
 
-from kafka_marshal import Admin, Marshal, MarshalError, MaxClaims
+from kafka_marshal import Admin, Claims, Group, Marshal, MarshalError, MaxClaims
 from kafka_marshal.adapters.memory import MemoryMessage
 from kafka_marshal.testing.simulation import Job
 
@@ -24,7 +24,7 @@ def _works(job: Job, handler: Callable[[Marshal], object] | None = None) -> None
         job.bootstrap_servers,
         group_id=job.group_id,
         client_id=job.client_id,
-        heartbeat_interval_ms=job.heartbeat_interval_ms,
+        heartbeat_interval=job.heartbeat_interval_ms / 1000,
     ) as marshal:
         if handler is not None:
             signal.signal(signal.SIGTERM, lambda *_: handler(marshal))
@@ -44,8 +44,10 @@ def member(job: Job) -> None:
     assert job.strategy is not None
     with (
         job.marshal() as marshal,
-        marshal.group_consumer(
-            job.topics, strategy=job.strategy, session_timeout_ms=job.session_timeout_ms, delivery=job.delivery
+        marshal.consumer(
+            job.topics,
+            mode=Group(strategy=job.strategy, session_timeout=job.session_timeout),
+            delivery=job.delivery,
         ) as consumer,
     ):
         for message in consumer:
@@ -160,7 +162,7 @@ def begins_at_the_end(job: Job) -> None:
 
 def reads_on(job: Job) -> None:
     """Wrong: handles an assumed next message of a partition that another member holds."""
-    with job.marshal() as marshal, marshal.consumer([job.topic], policy=MaxClaims(1)) as consumer:
+    with job.marshal() as marshal, marshal.consumer([job.topic], mode=Claims(policy=MaxClaims(1))) as consumer:
         for message in consumer:
             job.handle(message)
             job.handle(

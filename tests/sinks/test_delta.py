@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable
 
 from kafka_marshal.errors import ConfigurationError, SinkError, StaleEpochError, WrongEpochKindError
-from kafka_marshal.sinks import DeltaSink, Progress
+from kafka_marshal.sinks import DeltaSink, Written
 from kafka_marshal.types import SharedEpoch
 from tests.sinks.delta_writer import SCHEMA, Writer, batch, write
 from tests.sinks.test_done_records import attempt, message
@@ -44,7 +44,7 @@ def offsets(sink: DeltaSink, partition: int = 0) -> list[int]:
     return [offset for at, offset, _ in rows(sink) if at == partition]
 
 
-def progress(sink: DeltaSink) -> dict[tuple[str, int], Progress]:
+def progress(sink: DeltaSink) -> dict[tuple[str, int], Written]:
     return sink.progress("group", [("flights", partition) for partition in range(4)])
 
 
@@ -65,7 +65,7 @@ def commits(table: Path) -> list[tuple[dict[str, int], int]]:
 def test_rows_offset_and_epoch_are_one_commit(sink: DeltaSink, tmp_path: Path) -> None:
     assert write(sink, 7, 0, 2) == 3
     assert rows(sink) == [(0, 0, 7), (0, 1, 7), (0, 2, 7)]
-    assert progress(sink) == {T0: Progress(2, 7)}
+    assert progress(sink) == {T0: Written(2, 7)}
     assert again(sink).progress("other group", [T0]) == {}
     ids = {"group/flights/0": 2, "group/flights/0/epoch": 7}
     assert commits(tmp_path / "table")[1:] == [(ids | {"group/flights/0": -1}, 0), (ids, 3)]
@@ -79,7 +79,7 @@ def test_a_batch_that_comes_again_is_written_once(sink: DeltaSink, tmp_path: Pat
     assert offsets(sink) == list(range(7))
     before = commits(tmp_path / "table")
     assert write(sink, 9, 0, 3) == 0
-    assert progress(sink) == {T0: Progress(6, 9)}, "a shorter one takes nothing back"
+    assert progress(sink) == {T0: Written(6, 9)}, "a shorter one takes nothing back"
     assert commits(tmp_path / "table") == before, "nothing new, no commit"
 
 
@@ -102,14 +102,14 @@ def test_an_older_epoch_is_refused_and_writes_nothing(sink: DeltaSink) -> None:
     assert (caught.value.epoch, caught.value.stored_epoch) == (7, 9)
     assert not caught.value.retry
     assert offsets(sink) == [0, 1, 2]
-    assert progress(sink) == {T0: Progress(3, 9)}
+    assert progress(sink) == {T0: Written(3, 9)}
 
 
 def test_one_stale_partition_refuses_the_whole_transaction(sink: DeltaSink) -> None:
     write(sink, 9, 0, 0, partition=1)
     with pytest.raises(StaleEpochError), sink.transaction("group", [("flights", 0, 5, 3), ("flights", 1, 5, 3)]):
         pytest.fail("it may not get here")
-    assert progress(sink) == {("flights", 1): Progress(0, 9)}
+    assert progress(sink) == {("flights", 1): Written(0, 9)}
 
 
 def test_several_partitions_are_one_commit(sink: DeltaSink, tmp_path: Path) -> None:
@@ -118,11 +118,11 @@ def test_several_partitions_are_one_commit(sink: DeltaSink, tmp_path: Path) -> N
         tx.append(batch(1, 6, 0, 1))
         with pytest.raises(ConfigurationError, match="not one of this transaction's"):
             tx.last_offset("flights", 2)
-    assert progress(sink) == {T0: Progress(3, 5), ("flights", 1): Progress(1, 6)}
+    assert progress(sink) == {T0: Written(3, 5), ("flights", 1): Written(1, 6)}
     assert [count for _, count in commits(tmp_path / "table")] == [0, 0, 6]
     with sink.transaction("group", [("flights", 0, 5, 2), ("flights", 1, 6, 2)]) as tx:
         tx.append(batch(1, 6, 2, 2))
-    assert progress(sink) == {T0: Progress(3, 5), ("flights", 1): Progress(2, 6)}, "a shorter range takes nothing back"
+    assert progress(sink) == {T0: Written(3, 5), ("flights", 1): Written(2, 6)}, "a shorter range takes nothing back"
 
 
 def test_an_exception_writes_no_rows(sink: DeltaSink) -> None:
@@ -130,7 +130,7 @@ def test_an_exception_writes_no_rows(sink: DeltaSink) -> None:
         tx.append(batch(0, 8, 0, 9))
         raise KeyError("mine")
     assert rows(sink) == []
-    assert progress(sink) == {T0: Progress(-1, 8)}, "the epoch is entered first"
+    assert progress(sink) == {T0: Written(-1, 8)}, "the epoch is entered first"
 
 
 def test_epochs_of_the_other_kind_are_refused_until_the_sink_is_converted(sink: DeltaSink) -> None:
@@ -142,12 +142,12 @@ def test_epochs_of_the_other_kind_are_refused_until_the_sink_is_converted(sink: 
         ):
             pytest.fail("it may not get here")
     sink.convert("group", "coordinated", [T0])
-    assert progress(sink) == {T0: Progress(0, -1, coordinated=True)}
+    assert progress(sink) == {T0: Written(0, -1, coordinated=True)}
     with pytest.raises(WrongEpochKindError):
         write(sink, 2**40, 1, 1)
     with sink.transaction("group", [(*T0, 3, 1)], kind="coordinated") as tx:
         tx.append(batch(0, 3, 1, 1))
-    assert progress(sink) == {T0: Progress(1, 3, coordinated=True)}
+    assert progress(sink) == {T0: Written(1, 3, coordinated=True)}
     with pytest.raises(StaleEpochError), sink.transaction("group", [(*T0, 2, 2)], kind="coordinated"):
         pytest.fail("it may not get here")
 
@@ -155,7 +155,7 @@ def test_epochs_of_the_other_kind_are_refused_until_the_sink_is_converted(sink: 
 def test_rewind_and_forget(sink: DeltaSink) -> None:
     write(sink, 3, 0, 5)
     sink.rewind("group", {T0: 2})
-    assert progress(sink) == {T0: Progress(2, 3)}
+    assert progress(sink) == {T0: Written(2, 3)}
     assert write(sink, 3, 0, 5) == 3
     with pytest.raises(StaleEpochError):
         write(sink, 1, 6, 6)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_marshal.sinks import DeltaSink, Progress
+from kafka_marshal.sinks import DeltaSink, Written
 from tests.sinks.delta_writer import SCHEMA, Writer
 from tests.sinks.test_delta import check_log, offsets
 
@@ -50,5 +50,5 @@ def test_each_row_is_written_once_however_often_the_writer_is_killed(
     assert {each.rest() for each in frozen} <= {"stale", "end"}
     for partition in (0, 1):
         assert offsets(sink, partition) == list(range(rows))
-    assert sink.progress("group", [("flights", 0)]) == {("flights", 0): Progress(rows - 1, epoch)}
+    assert sink.progress("group", [("flights", 0)]) == {("flights", 0): Written(rows - 1, epoch)}
     check_log(table)

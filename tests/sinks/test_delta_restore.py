@@ -11,7 +11,7 @@ import pytest
 from kafka_marshal import ConfigurationError, Restore
 from kafka_marshal.checkpoints import RestorePiece
 from kafka_marshal.errors import SinkError, StaleEpochError
-from kafka_marshal.sinks import DeltaSink, Progress
+from kafka_marshal.sinks import DeltaSink, Written
 from tests.sinks.delta_writer import SCHEMA
 from tests.sinks.test_delta import again, commits, offsets
 from tests.sinks.test_done_records import T0
@@ -36,7 +36,7 @@ def undo(tx: Any, piece: RestorePiece, position: int, ranges: tuple[tuple[int, i
     tx.delete(f'"{part}" = {piece.partition} AND "{offset}" >= {position}{kept}')
 
 
-def stored(sink: DeltaSink) -> Progress:
+def stored(sink: DeltaSink) -> Written:
     return sink.progress("group", [T0])[T0]
 
 
@@ -48,7 +48,7 @@ def test_rows_beyond_the_position_go_in_one_commit(sink: DeltaSink, tmp_path: Pa
     assert len(commits(tmp_path / "table")) == before + 1
     assert offsets(sink) == [0, 1, 2, 3, 4, 7]
     assert offsets(sink, 1) == list(range(10))
-    assert stored(sink) == Progress(4, 90, True)
+    assert stored(sink) == Written(4, 90, True)
     with pytest.raises(StaleEpochError):
         appended(again(sink), 70, 12)
     with pytest.raises(StaleEpochError):
@@ -70,16 +70,16 @@ def test_whole_files_of_a_partitioned_table_go(tmp_path: Path) -> None:
     before = len(commits(tmp_path / "table"))
     sink.restore(going_back(90, 0), lambda tx, piece, position, ranges: tx.delete(f'"{SCHEMA.names[0]}" = 0'))
     assert len(commits(tmp_path / "table")) == before + 1
-    assert (offsets(sink), offsets(sink, 1), stored(sink)) == ([], list(range(6)), Progress(-1, 90, True))
+    assert (offsets(sink), offsets(sink, 1), stored(sink)) == ([], list(range(6)), Written(-1, 90, True))
 
 
 def test_nothing_to_delete_is_a_commit_of_the_ids(sink: DeltaSink) -> None:
     sink.restore(going_back(80, 0), undo)
-    assert stored(sink) == Progress(-1, 80, True)
+    assert stored(sink) == Written(-1, 80, True)
     appended(sink, 80, 3)
     sink.restore(going_back(90, 4), undo)
     sink.restore(going_back(95, 10), lambda tx, piece, position, ranges: None)
-    assert (offsets(sink), stored(sink)) == ([0, 1, 2, 3], Progress(3, 95, True))
+    assert (offsets(sink), stored(sink)) == ([0, 1, 2, 3], Written(3, 95, True))
 
 
 @pytest.mark.parametrize("position", [2, 6], ids=["some go", "none would go"])
@@ -97,7 +97,7 @@ def test_a_writer_that_commits_meanwhile_has_its_rows_taken_too(sink: DeltaSink,
     sink.restore(going_back(90, position), overtaken)
     assert calls == 2
     assert offsets(sink) == list(range(position))
-    assert stored(sink) == Progress(position - 1, 90, True)
+    assert stored(sink) == Written(position - 1, 90, True)
 
 
 def test_what_is_refused(sink: DeltaSink) -> None:
@@ -108,4 +108,4 @@ def test_what_is_refused(sink: DeltaSink) -> None:
         sink.restore(going_back(90, 2), lambda tx, piece, position, ranges: tx.delete("absent >= 5"))
     with pytest.raises(ConfigurationError, match="predicate must be a string"):
         sink.restore(Restore(1, "rollback", going_back(90, 2).pieces, {}), lambda tx, *_: tx.delete(""))
-    assert (offsets(sink), stored(sink)) == ([0, 1, 2, 3, 4, 5], Progress(5, 70, True))
+    assert (offsets(sink), stored(sink)) == ([0, 1, 2, 3, 4, 5], Written(5, 70, True))

@@ -17,7 +17,7 @@ from kafka_marshal import Attempt, Message
 from kafka_marshal.client.attempt import GroupKind, current
 from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import SinkError, StaleEpochError
-from kafka_marshal.sinks import FencedSink, PostgresSink, Progress
+from kafka_marshal.sinks import FencedSink, PostgresSink, Written
 from kafka_marshal.sinks.claims import interval_merged
 from kafka_marshal.sinks.database import MERGE_EVERY, DoneRecords
 from tests.broker.helpers import eventually
@@ -97,7 +97,7 @@ def test_records_end_in_any_order_and_each_is_written_once(kind: Kind) -> None:
     sink = kind.sink()
     for offset in (5, 2, 0, 9, 1):
         assert handle(kind, sink, offset)
-    assert sink.progress("group") == {T0: Progress(2, 7, ranges=((5, 5), (9, 9)))}
+    assert sink.progress("group") == {T0: Written(2, 7, ranges=((5, 5), (9, 9)))}
     for offset in (9, 0, 1, 2, 5):
         assert not handle(kind, sink, offset)
     sink = kind.sink()
@@ -105,7 +105,7 @@ def test_records_end_in_any_order_and_each_is_written_once(kind: Kind) -> None:
         assert not handle(kind, sink, offset, epoch=8)
     assert handle(kind, sink, 3, epoch=8)
     assert offsets(kind) == [0, 1, 2, 3, 5, 9]
-    assert kind.sink().progress("group") == {T0: Progress(3, 8, ranges=((5, 5), (9, 9)))}
+    assert kind.sink().progress("group") == {T0: Written(3, 8, ranges=((5, 5), (9, 9)))}
 
 
 def test_what_a_block_writes_of_a_record_that_is_done_is_rolled_back(kind: Kind) -> None:
@@ -151,7 +151,7 @@ def test_what_a_last_offset_says_is_done_is_done(kind: Kind) -> None:
     assert not handle(kind, sink, 0)
     assert handle(kind, sink, 12)
     assert handle(kind, sink, 11)
-    assert sink.progress("group") == {T0: Progress(12, 7)}
+    assert sink.progress("group") == {T0: Written(12, 7)}
 
 
 # -- by which epoch ---------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_sixteen_threads_of_one_partition(kind: Kind) -> None:
         wrote = sum(pool.map(lambda offset: handle(kind, sink, offset), todo, timeout=100))
     assert wrote == 250
     assert offsets(kind) == list(range(250))
-    assert sink.progress("group") == {T0: Progress(249, 7)}
+    assert sink.progress("group") == {T0: Written(249, 7)}
     assert len(intervals(kind)) <= MERGE_EVERY + 16
 
 
@@ -345,10 +345,10 @@ def test_merging_keeps_the_table_small_below_a_record_that_is_stuck(kind: Kind) 
     for offset in range(1, 3 * MERGE_EVERY):
         handle(kind, sink, offset)
         assert len(intervals(kind)) <= MERGE_EVERY + 1
-    assert sink.progress("group") == {T0: Progress(-1, 7, ranges=((1, 3 * MERGE_EVERY - 1),))}
+    assert sink.progress("group") == {T0: Written(-1, 7, ranges=((1, 3 * MERGE_EVERY - 1),))}
     assert not handle(kind, kind.sink(), 150)
     handle(kind, sink, 0)
-    assert sink.progress("group") == {T0: Progress(3 * MERGE_EVERY - 1, 7)}
+    assert sink.progress("group") == {T0: Written(3 * MERGE_EVERY - 1, 7)}
     handle(kind, kind.sink(), 1000, epoch=8)
     assert intervals(kind) == [(1000, 1000)], "a new epoch merges all of it"
 
@@ -440,11 +440,11 @@ def test_rewind_forgets_single_records_above(kind: Kind) -> None:
     for offset in (0, 1, 3, 5):
         handle(kind, sink, offset)
     sink.rewind("group", {T0: 0})
-    assert sink.progress("group") == {T0: Progress(0, 7)}
+    assert sink.progress("group") == {T0: Written(0, 7)}
     assert not handle(kind, sink, 0)
     assert handle(kind, sink, 5)
     sink.rewind("group", {T0: 4, ("flights", 9): 1})
-    assert sink.progress("group") == {T0: Progress(4, 7)}
+    assert sink.progress("group") == {T0: Written(4, 7)}
     assert not handle(kind, sink, 3)
 
 
@@ -466,7 +466,7 @@ def test_an_older_database_gets_the_second_table(kind: Kind) -> None:
     sink = kind.sink()
     assert not handle(kind, sink, 4)
     assert handle(kind, sink, 6)
-    assert sink.progress("group") == {T0: Progress(4, 7, ranges=((6, 6),))}
+    assert sink.progress("group") == {T0: Written(4, 7, ranges=((6, 6),))}
 
 
 def test_a_second_table_of_another_shape_is_named(kind: Kind) -> None:
@@ -488,7 +488,7 @@ def test_postgres_an_older_database_and_no_right_to_make_tables(postgres: Postgr
     with PostgresSink(f"{database} user={name}") as sink:
         with sink.transaction("group", [(*T0, 5, 3)]):
             pass
-        assert sink.progress("group") == {T0: Progress(3, 5)}
+        assert sink.progress("group") == {T0: Written(3, 5)}
         sink.rewind("group", {T0: 2})
         sink.convert("group", "claimed")
         with pytest.raises(SinkError, match=r"no table kafka_marshal_done.*CREATE TABLE"):
@@ -518,7 +518,7 @@ def test_a_coroutine_writes_in_a_thread_of_asyncio(kind: Kind) -> None:
         await asyncio.gather(*(handler(offset) for offset in range(6)))
 
     asyncio.run(run())
-    assert sink.progress("group") == {T0: Progress(5, 7)}
+    assert sink.progress("group") == {T0: Written(5, 7)}
 
 
 def test_one_row_is_read_to_find_the_one_before_an_offset(database: str) -> None:

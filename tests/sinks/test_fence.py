@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal.errors import ClosedError, ConfigurationError, SinkError, StaleEpochError, WrongEpochKindError
-from kafka_marshal.sinks import FencedSink, Progress
+from kafka_marshal.sinks import FencedSink, Written
 from tests.sinks.conftest import Kind
 
 
@@ -32,7 +32,7 @@ def test_rows_and_offset_are_stored_together(kind: Kind) -> None:
     assert sink.progress("group") == {}
     assert write(kind, sink, 7, 0, 2) == 3
     assert kind.rows() == [(0, "0:7"), (1, "0:7"), (2, "0:7")]
-    assert sink.progress("group") == {("flights", 0): Progress(2, 7)}
+    assert sink.progress("group") == {("flights", 0): Written(2, 7)}
     assert kind.sink().progress("other group") == {}
 
 
@@ -42,7 +42,7 @@ def test_a_batch_that_comes_again_is_written_once(kind: Kind) -> None:
     assert write(kind, sink, 9, 2, 6) == 2, "the new holder reads from what the log knew, which was less"
     assert [offset for offset, _ in kind.rows()] == list(range(7))
     assert write(kind, sink, 9, 0, 3) == 0
-    assert sink.progress("group") == {("flights", 0): Progress(6, 9)}, "a shorter one takes nothing back"
+    assert sink.progress("group") == {("flights", 0): Written(6, 9)}, "a shorter one takes nothing back"
 
 
 def test_an_older_epoch_is_refused_and_writes_nothing(kind: Kind) -> None:
@@ -57,7 +57,7 @@ def test_an_older_epoch_is_refused_and_writes_nothing(kind: Kind) -> None:
     for part in ("flights [0]", "newer than ours", "Nothing of this transaction was written", "Stop working"):
         assert part in str(caught.value)
     assert kind.rows() == [(0, "0:7"), (1, "0:7"), (2, "0:7"), (3, "0:9")]
-    assert new.progress("group") == {("flights", 0): Progress(3, 9)}
+    assert new.progress("group") == {("flights", 0): Written(3, 9)}
     assert write(kind, new, 9, 4, 4) == 1, "the refused one left no lock behind"
 
 
@@ -66,8 +66,8 @@ def test_one_stale_partition_refuses_the_whole_transaction(kind: Kind) -> None:
     write(kind, sink, 9, 0, 0, partition=1)
     with pytest.raises(StaleEpochError), sink.transaction("group", [("flights", 0, 5, 3), ("flights", 1, 5, 3)]):
         pytest.fail("it may not get here")
-    assert sink.progress("group")[("flights", 1)] == Progress(0, 9)
-    assert sink.progress("group").get(("flights", 0), Progress(-1, -1)) == Progress(-1, -1)
+    assert sink.progress("group")[("flights", 1)] == Written(0, 9)
+    assert sink.progress("group").get(("flights", 0), Written(-1, -1)) == Written(-1, -1)
 
 
 def test_partitions_groups_and_topics_are_fenced_each_for_itself(kind: Kind) -> None:
@@ -77,11 +77,11 @@ def test_partitions_groups_and_topics_are_fenced_each_for_itself(kind: Kind) -> 
     with sink.transaction("b", [("flights", 0, 1, 0)]) as tx:
         assert tx.last_offset("flights", 0) == -1
     assert sink.progress("a") == {
-        ("flights", 0): Progress(5, 100),
-        ("flights", 1): Progress(8, 3),
-        ("weather", 0): Progress(1, 4),
+        ("flights", 0): Written(5, 100),
+        ("flights", 1): Written(8, 3),
+        ("weather", 0): Written(1, 4),
     }
-    assert sink.progress("b") == {("flights", 0): Progress(0, 1)}
+    assert sink.progress("b") == {("flights", 0): Written(0, 1)}
 
 
 def test_an_exception_writes_nothing_and_reaches_the_caller(kind: Kind) -> None:
@@ -91,7 +91,7 @@ def test_an_exception_writes_nothing_and_reaches_the_caller(kind: Kind) -> None:
         tx.execute(kind.insert(), (9, "lost"))
         raise KeyError("mine")
     assert kind.rows() == [(0, "0:7")]
-    assert sink.progress("group") == {("flights", 0): Progress(0, 7)}, "the epoch as well"
+    assert sink.progress("group") == {("flights", 0): Written(0, 7)}, "the epoch as well"
     assert write(kind, sink, 7, 1, 1) == 1
 
 
@@ -124,7 +124,7 @@ def test_committing_by_oneself_is_refused(kind: Kind) -> None:
         sink.transaction("group", [("flights", 0, 8, 9)]) as tx,
     ):
         tx.execute("COMMIT")
-    assert sink.progress("group").get(("flights", 0), Progress(-1, -1)).last_offset == -1
+    assert sink.progress("group").get(("flights", 0), Written(-1, -1)).last_offset == -1
     assert write(kind, sink, 8, 0, 0) == 1
 
 
@@ -152,14 +152,14 @@ def test_several_ranges_of_one_partition_are_one(kind: Kind) -> None:
     sink = kind.sink()
     with sink.transaction("group", [("flights", 0, 3, 5), ("flights", 0, 3, 2)]):
         pass
-    assert sink.progress("group") == {("flights", 0): Progress(5, 3)}
+    assert sink.progress("group") == {("flights", 0): Written(5, 3)}
 
 
 def test_rewind_and_forget(kind: Kind) -> None:
     sink = kind.sink()
     write(kind, sink, 3, 0, 5)
     sink.rewind("group", {("flights", 0): 2})
-    assert sink.progress("group") == {("flights", 0): Progress(2, 3)}
+    assert sink.progress("group") == {("flights", 0): Written(2, 3)}
     assert write(kind, sink, 3, 0, 5) == 3
     with pytest.raises(StaleEpochError):
         write(kind, sink, 1, 6, 6)
@@ -275,7 +275,7 @@ def test_many_writers_of_many_partitions_do_not_deadlock(kind: Kind) -> None:
     with ThreadPoolExecutor(6) as pool:
         for each in [pool.submit(worker, turn) for turn in range(6)]:
             each.result(60)
-    assert sink.progress("group") == {("flights", partition): Progress(14, 5) for partition in range(8)}
+    assert sink.progress("group") == {("flights", partition): Written(14, 5) for partition in range(8)}
 
 
 def test_sinks_that_start_together_make_the_table_once(kind: Kind) -> None:
@@ -307,7 +307,7 @@ def test_tokens_of_a_coordinated_group_fence_as_epochs_do(kind: Kind) -> None:
     with pytest.raises(StaleEpochError) as caught:
         write_as(kind, sink, "coordinated", 7, 2)
     assert (caught.value.epoch, caught.value.stored_epoch) == (7, 9)
-    assert sink.progress("group") == {("flights", 0): Progress(1, 9, coordinated=True)}
+    assert sink.progress("group") == {("flights", 0): Written(1, 9, coordinated=True)}
 
 
 @pytest.mark.parametrize(("before", "after"), [("claimed", "coordinated"), ("coordinated", "claimed")])
@@ -322,14 +322,14 @@ def test_epochs_of_the_other_kind_are_refused_until_the_sink_is_converted(kind: 
         assert "Nothing of this transaction was written" in str(caught.value)
     sink.convert("group", after)
     sink.convert("group", after)
-    assert sink.progress("group") == {("flights", 0): Progress(0, -1, coordinated=after == "coordinated")}
+    assert sink.progress("group") == {("flights", 0): Written(0, -1, coordinated=after == "coordinated")}
     with pytest.raises(WrongEpochKindError):
         write_as(kind, sink, before, 2**40, 1)
     write_as(kind, sink, after, 3, 1)
     with pytest.raises(StaleEpochError):
         write_as(kind, sink, after, 2, 2)
     assert [offset for offset, _ in kind.rows()] == [0, 1]
-    assert sink.progress("group") == {("flights", 0): Progress(1, 3, coordinated=after == "coordinated")}
+    assert sink.progress("group") == {("flights", 0): Written(1, 3, coordinated=after == "coordinated")}
 
 
 def test_a_sink_of_an_older_release_refuses_its_writers_once_the_group_is_coordinated(kind: Kind) -> None:

@@ -16,7 +16,7 @@ import pytest
 from kafka_marshal import Message
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.errors import ConfigurationError, LeaseLostError, SinkError, StaleEpochError, WrongEpochKindError
-from kafka_marshal.sinks import FencedSink, PostgresSink, Progress
+from kafka_marshal.sinks import FencedSink, PostgresSink, Written
 from kafka_marshal.sinks.claims import SPLIT, all_keys, covers_all, entered, epoch_at
 from kafka_marshal.types import SharedEpoch
 from rationalizer import key_hash
@@ -124,11 +124,11 @@ def test_f1_rows_of_fences_exist_only_while_keys_have_different_epochs(kind: Kin
     write(kind, sink, high(9), highs(3))
     assert (fences(kind), stored_epoch(kind)) == ([(*LOW, 5), (*HIGH, 9)], SPLIT)
     assert sink.progress("group") == {
-        T0: Progress(1, 9, coordinated=True, ranges=((3, 3),), fences=((*LOW, 5), (*HIGH, 9)))
+        T0: Written(1, 9, coordinated=True, ranges=((3, 3),), fences=((*LOW, 5), (*HIGH, 9)))
     }
     write(kind, sink, low(9), lows(2))
     assert (fences(kind), stored_epoch(kind)) == ([], COORDINATED + 9)
-    assert sink.progress("group") == {T0: Progress(3, 9, coordinated=True)}
+    assert sink.progress("group") == {T0: Written(3, 9, coordinated=True)}
 
 
 def test_f1_while_split_every_older_release_is_refused(kind: Kind) -> None:
@@ -313,7 +313,7 @@ def test_f3_a_batch_of_a_consumer_says_by_which_tokens(kind: Kind, batch: Batch)
     with sink.records(batch) as tx:
         tx.executemany(kind.insert(), [(each.offset(), "x") for each in tx.new])
     assert offsets(kind) == [4, 5, 6]
-    assert sink.progress("group")[T0] == Progress(6, 9, coordinated=True, fences=((*LOW, 5), (*HIGH, 9)))
+    assert sink.progress("group")[T0] == Written(6, 9, coordinated=True, fences=((*LOW, 5), (*HIGH, 9)))
     with sink.records(batch, group_id="other", epoch=3, kind="claimed") as tx:
         assert len(tx.new) == 3
 
@@ -449,7 +449,7 @@ def test_f4_a_stale_writer_does_not_say_what_is_stable(kind: Kind, monkeypatch: 
     new.rewind("group", {T0: 9}, epochs={T0: 7}, kind="coordinated")
     with pytest.raises(StaleEpochError):
         write(kind, old, low(5), lows(62), stable=55)
-    assert new.progress("group") == {T0: Progress(9, 7, coordinated=True)}
+    assert new.progress("group") == {T0: Written(9, 7, coordinated=True)}
     assert write(kind, new, low(8), lows(10, 60)) == [10, 60]
 
 
@@ -482,7 +482,7 @@ def test_f6_a_last_offset_is_for_all_keys(kind: Kind) -> None:
     assert fences(kind) == [(*LOW, -1), (*HIGH, 9)], "nothing was changed"
     sink.rewind("group", {T0: 1})
     last_offset(sink, both(7, 9), 3)
-    assert sink.progress("group")[T0] == Progress(3, 9, coordinated=True, fences=((*LOW, 7), (*HIGH, 9)))
+    assert sink.progress("group")[T0] == Written(3, 9, coordinated=True, fences=((*LOW, 7), (*HIGH, 9)))
     last_offset(sink, 12, 5)
     assert (fences(kind), stored_epoch(kind)) == ([], COORDINATED + 12)
     with pytest.raises(StaleEpochError):
@@ -508,7 +508,7 @@ def test_f8_rewind_enters_the_epoch_of_the_reposition_for_all_keys(kind: Kind) -
 def test_f8_rewind_fences_a_partition_that_has_no_rows_yet(kind: Kind) -> None:
     sink = kind.sink()
     sink.rewind("group", {T0: 4, ("flights", 9): 4}, epochs={T0: 8})
-    assert sink.progress("group") == {T0: Progress(4, 8)}
+    assert sink.progress("group") == {T0: Written(4, 8)}
     with pytest.raises(StaleEpochError):
         handle(kind, sink, 5, epoch=7)
     assert handle(kind, sink, 5, epoch=9)

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Attempt, Retry
+from kafka_marshal import Attempt, Batches, Retry
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.errors import ConfigurationError, LeaseLostError, StaleEpochError, WrongEpochKindError
-from kafka_marshal.sinks import FencedSink, Progress, SqliteSink
+from kafka_marshal.sinks import FencedSink, SqliteSink, Written
 from kafka_marshal.sinks.claims import checked
 from kafka_marshal.types import BatchToken, OpenEpoch
 from rationalizer import SettlingMessages, encode
@@ -48,7 +48,7 @@ def test_f3_of_two_takers_of_one_offset_the_first_writes_it_whichever_that_is(ki
     assert write(kind, b, 150, [301]) == [301]
     assert write(kind, a, 72, [300, 301]) == [300]
     assert offsets(kind) == [200, 201, 202, 203, 300, 301]
-    assert a.progress("group")[T0] == Progress(-1, -1, ranges=((200, 203), (300, 301)))
+    assert a.progress("group")[T0] == Written(-1, -1, ranges=((200, 203), (300, 301)))
 
 
 def test_f3_a_holder_after_the_sharers_refuses_their_batches_and_one_before_them_none(kind: Kind) -> None:
@@ -64,7 +64,7 @@ def test_f3_a_holder_after_the_sharers_refuses_their_batches_and_one_before_them
         handle(kind, sink, 6, epoch=50)
     assert write(kind, sink, 600, [6]) == [6]
     assert handle(kind, sink, 7, epoch=500), "a batch refuses no holder"
-    assert sink.progress("group")[T0] == Progress(7, 500)
+    assert sink.progress("group")[T0] == Written(7, 500)
     assert offsets(kind) == [*range(8)]
 
 
@@ -101,7 +101,7 @@ def test_f4_what_members_have_in_their_batches_is_not_taken_for_done(
         tx.executemany(kind.insert(), [(each.offset(), "x") for each in tx.new])
     assert write(kind, sink, 72, [2, 3, 8, 9]) == [2, 8], "3 and 9 were done without the sink"
     write(kind, sink, 73, [10])
-    assert sink.progress("group")[T0] == Progress(10, -1)
+    assert sink.progress("group")[T0] == Written(10, -1)
     assert offsets(kind) == [2, 4, 5, 8, 10]
 
 
@@ -146,11 +146,11 @@ def test_f4_a_redriven_message_writes_its_row_once(kind: Kind) -> None:
     parked = ((0, 4), (6, 9))
     assert handled(kind, sink, 10, parked)
     assert handled(kind, sink, 11, parked)
-    assert sink.progress("group")[T0] == Progress(4, 7, ranges=((6, 11),))
+    assert sink.progress("group")[T0] == Written(4, 7, ranges=((6, 11),))
     assert handled(kind, sink, 5, parked, epoch=8), "its row is lost"
     assert not handled(kind, sink, 5, parked, epoch=8)
     assert handled(kind, sink, 12, ((0, 11),), epoch=8)
-    assert sink.progress("group")[T0] == Progress(12, 8)
+    assert sink.progress("group")[T0] == Written(12, 8)
     assert offsets(kind).count(5) == 1
 
 
@@ -174,12 +174,12 @@ def test_f8_a_rewind_takes_the_parked_offsets_that_stay(kind: Kind) -> None:
     for offset in (0, 1, 4, 5, 6, 9):
         handle(kind, sink, offset)
     sink.rewind("group", {T0: 7}, epochs={T0: 20}, parked={T0: [3, 5, 7, 9]})
-    assert sink.progress("group")[T0] == Progress(2, 20, ranges=((4, 6),))
+    assert sink.progress("group")[T0] == Written(2, 20, ranges=((4, 6),))
     assert [offset for offset in range(10) if handle(kind, sink, offset, epoch=21)] == [3, 7, 8, 9]
     sink.rewind("group", {T0: 3}, epochs={T0: 30}, parked={T0: [3]})
-    assert sink.progress("group")[T0] == Progress(3, 30), "the row of 3 is there by now"
+    assert sink.progress("group")[T0] == Written(3, 30), "the row of 3 is there by now"
     sink.rewind("group", {T0: -1}, epochs={T0: 40}, parked={})
-    assert sink.progress("group")[T0] == Progress(-1, 40)
+    assert sink.progress("group")[T0] == Written(-1, 40)
     with pytest.raises(ConfigurationError, match="parked"):
         sink.rewind("group", {T0: 3}, parked={T0: ["3"]})  # type: ignore[list-item]
 
@@ -330,7 +330,7 @@ def test_batches_of_two_members_write_each_row_once(rows: Rows, delivery: Any) -
             tokens.append(batch.token)
             batch.done()
 
-    consumers = [each.consumer([TOPIC], shared_batches=True, delivery=delivery) for each in members]
+    consumers = [each.consumer([TOPIC], mode=Batches(), delivery=delivery) for each in members]
     threads = [threading.Thread(target=work, args=(each,)) for each in consumers]
     for thread in threads:
         thread.start()
@@ -356,7 +356,7 @@ def test_batches_of_two_members_write_each_row_once(rows: Rows, delivery: Any) -
 def test_what_a_batch_sets_aside_is_not_stored_with_it(rows: Rows, by_batches: bool) -> None:
     """Before its transaction or within: its row comes when it is redriven."""
     cluster, before, within = memory_cluster(1, 6), {1}, {3}
-    options: Any = {"shared_batches": True} if by_batches else {}
+    options: Any = {"mode": Batches()} if by_batches else {}
     with member(cluster) as marshal, marshal.consumer([TOPIC], **options) as consumer:
 
         def park(batch: Any, each: Any) -> None:

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from kafka_marshal.errors import SinkError, StaleEpochError
-from kafka_marshal.sinks import PostgresSink, Progress
+from kafka_marshal.sinks import PostgresSink, Written
 from kafka_marshal.testing.layout import free_ports
 from tests.broker.helpers import eventually
 from tests.sinks.conftest import Postgres
@@ -99,7 +99,7 @@ def test_an_older_epoch_that_waited_for_a_newer_one_is_refused(pooled: Pooled) -
                 eventually(pooled.waits_for_a_lock, what="the stale writer waits")
             with pytest.raises(StaleEpochError):
                 waiting.result(30)
-        assert new.progress(form) == {("flights", 0): Progress(10, 9)}
+        assert new.progress(form) == {("flights", 0): Written(10, 9)}
         old.close()
         new.close()
     assert pooled.ask("SELECT count(*) FROM results WHERE partition = 99") == [(0,)]
@@ -184,7 +184,7 @@ def test_what_another_program_left_does_not_count(pooled: Pooled, left_behind: s
                 pass
         finally:
             pooled.ask("DISCARD ALL", "one")
-        assert new.progress(group) == {("flights", 0): Progress(10, 9)}
+        assert new.progress(group) == {("flights", 0): Written(10, 9)}
 
 
 def test_a_search_path_in_the_dsn_stays(postgres: Postgres, pooled: Pooled) -> None:

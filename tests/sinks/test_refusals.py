@@ -8,7 +8,7 @@ import pytest
 
 from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import ConfigurationError, SinkError
-from kafka_marshal.sinks import Progress, RecordTransaction
+from kafka_marshal.sinks import RecordTransaction, Written
 from tests.sinks.conftest import Kind
 from tests.sinks.test_done_records import T0, attempt, handle, intervals, message
 
@@ -32,7 +32,7 @@ def test_with_order_partition_both_forms_are_right(kind: Kind) -> None:
     assert handle(kind, sink, 6, order="partition")
     with attempt(7, order="partition"), sink.transaction("group", [(*T0, 7, 7)]) as tx:
         assert tx.last_offset(*T0) == 6
-    assert sink.progress("group") == {T0: Progress(7, 7)}
+    assert sink.progress("group") == {T0: Written(7, 7)}
 
 
 def test_a_last_offset_is_refused_where_it_would_write_single_records_again(kind: Kind) -> None:
@@ -78,7 +78,7 @@ def test_without_an_attempt_all_four_are_given(kind: Kind) -> None:
             pass
         with sink.record(message(6), **given):
             pass
-    assert sink.progress("group") == {T0: Progress(-1, 7, ranges=((1, 1), (5, 6)))}
+    assert sink.progress("group") == {T0: Written(-1, 7, ranges=((1, 1), (5, 6)))}
 
 
 def test_committing_in_the_block_is_reported(kind: Kind) -> None:

@@ -14,7 +14,7 @@ import pytest
 from kafka_marshal import ConfigurationError, Restore
 from kafka_marshal.checkpoints import RestorePiece
 from kafka_marshal.errors import SinkError, StaleEpochError, WrongEpochKindError
-from kafka_marshal.sinks import FencedSink, PostgresSink, Progress, SqliteSink
+from kafka_marshal.sinks import FencedSink, PostgresSink, SqliteSink, Written
 from kafka_marshal.types import SharedEpoch
 from rationalizer.limits import MAX_KEY_HASH
 from tests.sinks.conftest import Kind, sink_of
@@ -65,7 +65,7 @@ def test_rows_beyond_the_position_go_and_come_again_once(kind: Kind) -> None:
     appended(kind, sink, 70, 9)
     sink.restore(going_back(90, 5), undoing(kind))
     assert offsets(kind) == [0, 1, 2, 3, 4]
-    assert sink.progress("group") == {T0: Progress(4, 90, True)}
+    assert sink.progress("group") == {T0: Written(4, 90, True)}
     appended(kind, sink, 90, 9)
     assert kind.rows() == [*((each, "by 70") for each in range(5)), *((each, "by 90") for each in range(5, 10))]
 
@@ -112,7 +112,7 @@ def test_what_is_done_below_the_last_offset_stays(kind: Kind) -> None:
     sink = kind.sink()
     appended(kind, sink, 70, 9)
     sink.restore(going_back(90, 3, ((5, 6), (9, 12))), undoing(kind))
-    assert sink.progress("group")[T0] == Progress(2, 90, True, ((5, 6), (9, 9)))
+    assert sink.progress("group")[T0] == Written(2, 90, True, ((5, 6), (9, 9)))
     assert wrote(kind, sink, 90, *range(13)) == [3, 4, 7, 8, 10, 11, 12]
     assert offsets(kind) == list(range(13))
 
@@ -139,7 +139,7 @@ def test_a_position_beyond_all_that_is_stored_takes_nothing(kind: Kind) -> None:
 def test_a_partition_without_a_row_gets_one(kind: Kind) -> None:
     sink = kind.sink()
     sink.restore(going_back(90, 0), undoing(kind))
-    assert sink.progress("group") == {T0: Progress(-1, 90, True)}
+    assert sink.progress("group") == {T0: Written(-1, 90, True)}
     with pytest.raises(StaleEpochError):
         wrote(kind, sink, 70, 0)
 
@@ -196,7 +196,7 @@ def test_sinks_with_names_go_back_each_with_its_own_tables(kind: Kind) -> None:
     for table, sink in modules.items():
         sink.restore(going_back(90, 2), undoing(kind, table))
         assert offsets(kind, table) == [0, 1]
-        assert sink.progress("group") == {T0: Progress(1, 90, True)}
+        assert sink.progress("group") == {T0: Written(1, 90, True)}
         with pytest.raises(StaleEpochError):
             wrote(kind, sink, 70, 3, table=table)
     assert kind.sink().progress("group") == {}
@@ -214,7 +214,7 @@ def test_a_sink_with_a_name_does_all_that_others_do(kind: Kind) -> None:
     with pytest.raises(WrongEpochKindError, match=says), sink.transaction("group", [(*T0, 1, 9)]):
         pass
     sink.rewind("group", {T0: 1}, epochs={T0: 80}, kind="coordinated")
-    assert sink.progress("group") == {T0: Progress(1, 80, True)}
+    assert sink.progress("group") == {T0: Written(1, 80, True)}
     sink.convert("group", "claimed")
     assert sink.progress("group")[T0].epoch == -1
 

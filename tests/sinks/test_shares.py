@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from kafka_marshal import Attempt, Marshal
+from kafka_marshal import Attempt, Group, Keys, Marshal
 from kafka_marshal.sinks import SqliteSink
 from kafka_marshal.types import SharedEpoch
 from rationalizer import ConfigureGroup, Upgrade, encode, key_hash
@@ -24,7 +24,7 @@ class Sharer:
         self.sink, self.in_batches, self.tokens = sink, in_batches, list[SharedEpoch]()
         self.error: BaseException | None = None
         self.marshal = Marshal.on_cluster(cluster.connect(client_id), group_id=GROUP, client_id=client_id)
-        self.consumer = self.marshal.group_consumer([TOPIC], session_timeout_ms=2_000, allow_key_share=True)
+        self.consumer = self.marshal.consumer([TOPIC], mode=Group(session_timeout=2.0, allow_key_share=True))
         self.thread = threading.Thread(target=self._work)
         self.thread.start()
 
@@ -117,7 +117,7 @@ def test_members_that_name_their_keys_write_each_row_once(tmp_path: Path) -> Non
             except BaseException as error:  # noqa: BLE001 - raised in the test's thread
                 errors.append(error)
 
-        consumers = [x.assign({(TOPIC, 0): mine}) for x, mine in zip(marshals, ranges, strict=True)]
+        consumers = [x.consumer(mode=Keys({(TOPIC, 0): mine})) for x, mine in zip(marshals, ranges, strict=True)]
         threads = [threading.Thread(target=work, args=(each,)) for each in consumers]
         for thread in threads:
             thread.start()

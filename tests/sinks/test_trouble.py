@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal.errors import ConfigurationError, SinkError, StaleEpochError
-from kafka_marshal.sinks import FencedSink, PostgresSink, Progress, SqliteSink
+from kafka_marshal.sinks import FencedSink, PostgresSink, SqliteSink, Written
 from kafka_marshal.testing.layout import free_ports
 from tests.broker.helpers import REPOSITORY, eventually
 from tests.sinks.conftest import Kind, Postgres
@@ -81,7 +81,7 @@ def test_a_fork_neither_uses_nor_closes_its_parents_connections(kind: Kind) -> N
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     with sink.transaction("group", [("flights", 0, 7, 12)]):
         pass
-    assert sink.progress("group") == {("flights", 0): Progress(12, 7), ("flights", 1): Progress(3, 7)}
+    assert sink.progress("group") == {("flights", 0): Written(12, 7), ("flights", 1): Written(3, 7)}
 
 
 # -- SQLite -------------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_postgres_the_connection_is_lost_in_the_middle(postgres: Postgres, datab
     with pytest.raises(SinkError, match="Nothing of this transaction was written") as caught:
         cut(postgres, sink)
     assert caught.value.retry
-    assert sink.progress("group") == {("flights", 0): Progress(-1, -1)}
+    assert sink.progress("group") == {("flights", 0): Written(-1, -1)}
     with sink.transaction("group", CLAIM):
         pass
     # A connection cut while idle is replaced silently.
@@ -293,7 +293,7 @@ def test_postgres_a_user_without_right_to_create_tables_writes_to_an_existing_on
     with PostgresSink(limited) as sink:
         with sink.transaction("group", CLAIM):
             pass
-        assert sink.progress("group") == {("flights", 0): Progress(9, 7)}
+        assert sink.progress("group") == {("flights", 0): Written(9, 7)}
 
 
 def test_postgres_other_partitions_are_written_side_by_side(database: str) -> None:
@@ -305,7 +305,7 @@ def test_postgres_other_partitions_are_written_side_by_side(database: str) -> No
                 pass
 
         pool.submit(other).result(30)
-    assert second.progress("group") == {("flights", 0): Progress(9, 7), ("flights", 1): Progress(4, 3)}
+    assert second.progress("group") == {("flights", 0): Written(9, 7), ("flights", 1): Written(4, 3)}
     first.close()
     second.close()
 

@@ -145,7 +145,9 @@ class Story:
 
     def member(self, client_id: str) -> Marshal:
         cluster, before = self.cluster.connect(client_id), self.end
-        member = Marshal.on_cluster(cluster, group_id="g", client_id=client_id, topic=TOPIC, heartbeat_interval_ms=HI)
+        member = Marshal.on_cluster(
+            cluster, group_id="g", client_id=client_id, topic=TOPIC, heartbeat_interval=HI / 1000
+        )
         self.members.append(member)
         if any(lease.held for lease in self.truth.leases()):
             # It writes a Tick (T3) after some milliseconds; the following code counts records.

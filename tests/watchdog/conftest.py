@@ -173,7 +173,7 @@ class Watched:
 
     def taken_over(self, partition: int = 0) -> Marshal:
         """Let another member claim, which succeeds by the rules of the log alone."""
-        other = self.scene.member("b", heartbeat_interval_ms=SHORT_HI)
+        other = self.scene.member("b", heartbeat_interval=SHORT_HI / 1000)
         assert other.claim(self.topic, partition, timeout=20).epoch >= 0
         return other
 

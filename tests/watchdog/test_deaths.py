@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from kafka_marshal import Batches, Keys
 from kafka_marshal.watchdog import parent
 from rationalizer.limits import MAX_KEY_HASH
 from tests.client.conftest import Scene, wait_until
@@ -48,7 +49,7 @@ def test_a_waiting_member_gets_it_without_waiting_for_2_hi(watched: Watched) -> 
     worker = watched.worker()
     worker.ready_watchdog()
     worker.do("claim", [0])
-    waiting = watched.scene.member("b", heartbeat_interval_ms=SHORT_HI)
+    waiting = watched.scene.member("b", heartbeat_interval=SHORT_HI / 1000)
     consumer = waiting.consumer([watched.topic])
     wait_until(lambda: watched.holders().get(1) == "b")
     worker.kill()
@@ -65,8 +66,8 @@ def test_kill_9_of_a_sharer_another_one_has_its_batch_at_once(watched: Watched) 
     wait_until(lambda: worker.do("look")["told"] == 4)  # its shares
     watched.scene.publish(watched.topic, 1, 5)
     wait_until(lambda: worker.handled)
-    other = watched.scene.member("b", heartbeat_interval_ms=SHORT_HI)
-    consumer = other.consumer([watched.topic], shared_batches=True)
+    other = watched.scene.member("b", heartbeat_interval=SHORT_HI / 1000)
+    consumer = other.consumer([watched.topic], mode=Batches())
     wait_until(lambda: len(consumer.assignment()) == 4)
     had = set(worker.handled)
     worker.kill()
@@ -100,7 +101,7 @@ def test_kill_9_of_a_process_with_several_shares_a_standby_has_all_of_them_at_on
         (watched.topic, 1): first,
         (watched.topic, 2): [],
     }
-    standby = watched.scene.member("b", heartbeat_interval_ms=SHORT_HI).assign(wanted)
+    standby = watched.scene.member("b", heartbeat_interval=SHORT_HI / 1000).consumer(mode=Keys(wanted))
     assert standby.poll(2 * SHORT_HI / 1000) is None
     before = len(watched.releases)
     worker.kill()

@@ -41,7 +41,7 @@ def test_a_dead_member_leaves_at_once_and_what_it_had_done_is_committed(watched:
     worker = watched.worker()
     watchdog = worker.ready_watchdog()
     worker.do("join", LONG_SESSION)
-    b = scene.joined("b", watched.topic, session_timeout_ms=LONG_SESSION)
+    b = scene.joined("b", watched.topic, session_timeout=LONG_SESSION / 1000)
     wait_until(lambda: len(b.has()) == 2)
     scene.publish(watched.topic, 4, 50)
     wait_until(lambda: len(worker.handled) == 100)

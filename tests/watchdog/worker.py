@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from kafka_marshal import Lease, Marshal
+from kafka_marshal import Batches, Group, Keys, Lease, Marshal
 
 arguments = json.loads(sys.argv[1])
 
@@ -40,7 +40,7 @@ marshal = Marshal(
     group_id=arguments["group"],
     client_id=arguments["client_id"],
     topic=arguments["coordination"],
-    heartbeat_interval_ms=arguments["hi"],
+    heartbeat_interval=(arguments["hi"]) / 1000,
     config=arguments.get("config"),
     watchdog=True,
 )
@@ -55,14 +55,14 @@ def consume() -> None:
 
 def assign(wanted: dict[tuple[str, int], list[tuple[int, int]]]) -> None:
     """Work on these keys; prints the messages handled."""
-    with marshal.assign(wanted) as consumer:
+    with marshal.consumer(mode=Keys(wanted)) as consumer:
         for message in consumer:
             say(handled=[message.partition(), message.offset()])
 
 
 def share() -> None:
     """Share partitions by batches, and keep each batch; prints the messages delivered."""
-    with marshal.consumer([arguments["topic"]], shared_batches=True) as consumer:
+    with marshal.consumer([arguments["topic"]], mode=Batches()) as consumer:
         kept = []
         for batch in consumer.batches():
             kept.append(batch)
@@ -72,7 +72,7 @@ def share() -> None:
 
 def join(session_ms: int) -> None:
     """Join a coordinated group; prints the messages handled."""
-    with marshal.group_consumer([arguments["topic"]], session_timeout_ms=session_ms) as consumer:
+    with marshal.consumer([arguments["topic"]], mode=Group(session_timeout=session_ms / 1000)) as consumer:
         for message in consumer:
             say(handled=[message.partition(), message.offset()])
 

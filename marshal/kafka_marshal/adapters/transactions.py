@@ -30,8 +30,8 @@ def fenced(transactional_id: str, why: str) -> TransactionFencedError:
     """A newer producer, or the broker, has ended it."""
     return TransactionFencedError(
         f"The producer of transactional id {transactional_id!r} is fenced ({why}): another member has taken the "
-        f"partition over, or the transaction took longer than transaction_timeout and the broker ended it. {_LOOK} If "
-        "it is frequent, handle fewer messages in a transaction, or raise transaction_timeout."
+        f"partition over, or the transaction took longer than Transactions(timeout=…) and the broker ended it. {_LOOK} "
+        "If it is frequent, handle fewer messages in a transaction, or raise the timeout."
     )
 
 
@@ -64,7 +64,7 @@ def unfinished(transactional_id: str, doing: str, why: str) -> KafkaUnavailableE
     """init or abort had no answer in time."""
     return KafkaUnavailableError(
         f"While {doing} {transactional_id!r}: no answer from the brokers in time ({why}). A transaction that is open "
-        "stays open, and holds back read_committed readers until transaction_timeout. Check that the brokers run, that "
+        "stays open, and holds back read_committed readers until their timeout. Check that the brokers run, that "
         "bootstrap_servers names their listener, and that __transaction_state has leaders."
     )
 
@@ -138,7 +138,7 @@ def pending(group_id: str, key: TopicPartition, why: str) -> KafkaUnavailableErr
     return KafkaUnavailableError(
         f"The committed offset of {key[0]} [{key[1]}] of the consumer group {group_id!r} did not come in time ({why}). "
         "A transaction that has sent an offset may not have ended. Nothing was changed. It is asked for again; if that "
-        "takes longer than transaction_timeout, check that the brokers run."
+        "takes longer than its timeout, check that the brokers run."
     )
 
 
@@ -158,14 +158,14 @@ def offsets_pending(group_id: str) -> OffsetsPendingError:
 def timeout_too_high(transaction_timeout_ms: int) -> ConfigurationError:
     """The brokers' limit is lower."""
     return ConfigurationError(
-        f"The brokers do not allow a transaction_timeout of {transaction_timeout_ms / 1000:g} s. Nothing was sent. Set "
-        "a lower one, or raise the brokers' transaction.max.timeout.ms."
+        f"The brokers do not allow a timeout of transactions of {transaction_timeout_ms / 1000:g} s. Nothing was sent. "
+        "Set a lower one, or raise the brokers' transaction.max.timeout.ms."
     )
 
 
 def old_brokers(why: str) -> ConfigurationError:
     """They lack what exactly once needs."""
     return ConfigurationError(
-        f"The brokers are too old for transactions=True ({why}). Nothing was produced. Kafka 2.5 or newer is needed; "
-        "without transactions=True older ones do."
+        f"The brokers are too old for transactions ({why}). Nothing was produced. Kafka 2.5 or newer is needed; "
+        "without exactly_once= older ones do."
     )

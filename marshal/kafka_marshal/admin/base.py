@@ -13,7 +13,7 @@ from kafka_marshal.admin.members import find_consuming, refuse_living
 from kafka_marshal.admin.pause import Pause
 from kafka_marshal.admin.session import Session, caught_up
 from kafka_marshal.client.one_process import OneProcess
-from kafka_marshal.client.options import check_log_name
+from kafka_marshal.client.options import check_log_name, says_new
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.node.config import (
     MOST_START_S,
@@ -30,7 +30,8 @@ from kafka_marshal.topic_names import DEFAULT_TOPIC
 
 T = TypeVar("T")
 
-DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
+#: Seconds.
+DEFAULT_HEARTBEAT_INTERVAL = 3.0
 
 #: A pause of more than a year is a mistake.
 MAX_PAUSE_S = 366 * 86_400
@@ -42,36 +43,36 @@ PAUSE_S = 60.0
 class AdminBase(OneProcess):
     """Base of :class:`~kafka_marshal.admin.Admin`. Each module with methods of it derives from this."""
 
+    @says_new
     def __init__(
         self,
         bootstrap_servers: str,
         *,
         topic: str = DEFAULT_TOPIC,
         client_id: str | None = None,
-        heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
+        heartbeat_interval: float = DEFAULT_HEARTBEAT_INTERVAL,
         config: Mapping[str, object] | None = None,
         timeout: float = START_TIMEOUT_S,
     ) -> None:
         check_bootstrap(bootstrap_servers)
         settings = arguments.a_mapping("config", config)
         check_threads()
-        self._set_up(
-            lambda: open_cluster(bootstrap_servers, settings), topic, client_id, heartbeat_interval_ms, timeout
-        )
+        self._set_up(lambda: open_cluster(bootstrap_servers, settings), topic, client_id, heartbeat_interval, timeout)
 
     @classmethod
+    @says_new
     def on_cluster(
         cls,
         open_cluster: Callable[[], Cluster],
         *,
         topic: str = DEFAULT_TOPIC,
         client_id: str | None = None,
-        heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
+        heartbeat_interval: float = DEFAULT_HEARTBEAT_INTERVAL,
         timeout: float = START_TIMEOUT_S,
     ) -> Self:
         """An Admin on any implementation of Cluster; each call opens one, and closes it."""
         admin = cls.__new__(cls)
-        admin._set_up(open_cluster, topic, client_id, heartbeat_interval_ms, timeout)
+        admin._set_up(open_cluster, topic, client_id, heartbeat_interval, timeout)
         return admin
 
     def _set_up(
@@ -79,7 +80,7 @@ class AdminBase(OneProcess):
         open_cluster: Callable[[], Cluster],
         topic: str,
         client_id: str | None,
-        heartbeat_interval_ms: int,
+        heartbeat_interval: float,
         timeout: float,
     ) -> None:
         self.topic: str = check_log_name(topic)
@@ -87,9 +88,9 @@ class AdminBase(OneProcess):
         #: Unique for this Admin unless it was given.
         self.client_id: str = f"admin-{new_client_id()}" if client_id is None else client_id
         self._is_new = client_id is None
-        self._heartbeat_interval_ms = heartbeat_interval_ms
         self._open_cluster = open_cluster
-        check_ids("group", self.client_id, heartbeat_interval_ms)
+        self._heartbeat_interval = heartbeat_interval
+        self._heartbeat_interval_ms: int = check_ids("group", self.client_id, heartbeat_interval)
 
     def pause(self, group: str, expires_in: float = 300) -> Pause:
         """A pause of the group, for a ``with`` block; entering it pauses.
@@ -103,7 +104,7 @@ class AdminBase(OneProcess):
     # Inside.
 
     def _check_group(self, group: str) -> None:
-        check_ids(group, self.client_id, self._heartbeat_interval_ms)
+        check_ids(group, self.client_id, self._heartbeat_interval)
 
     @contextmanager
     def _connected(self) -> Iterator[Cluster]:

@@ -24,6 +24,7 @@ from kafka_marshal.admin.base import AdminBase
 from kafka_marshal.admin.positions import LOOKUP_TIMEOUT_S
 from kafka_marshal.client.dead_letters import DeadLetter, OddLetter, mark_repeats, read_letter
 from kafka_marshal.client.marshal import Marshal
+from kafka_marshal.client.modes import Transactions
 from kafka_marshal.errors import (
     AdminError,
     AuthorizationError,
@@ -347,7 +348,7 @@ class DeadLetterTopics(AdminBase):
 
     def _open_member(self, group: str) -> Marshal:
         return Marshal.on_cluster(
-            self._open_cluster(), group_id=group, topic=self.topic, heartbeat_interval_ms=self._heartbeat_interval_ms
+            self._open_cluster(), group_id=group, topic=self.topic, heartbeat_interval=self._heartbeat_interval
         )
 
 
@@ -460,7 +461,7 @@ def _redrive(
     if not plan.last:
         return done
     most = MOST_LETTERS if rate is None else max(1, min(MOST_LETTERS, int(rate * STEP_S)))
-    with open_member(done.group) as marshal, marshal.consumer([done.source], transactions=True) as consumer:
+    with open_member(done.group) as marshal, marshal.consumer([done.source], exactly_once=Transactions()) as consumer:
         watch = _Watch(cluster, done.group, plan.last, consumer.stop)
         monotonic, begun = cluster.runtime.monotonic, cluster.runtime.monotonic()
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Literal
 
@@ -33,7 +33,11 @@ WhyRestored = Literal["joined", "handed_over", "lost", "rollback", "positions"]
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """How a group takes checkpoints. ``every``, ``keep`` and ``timeout`` are those of the member that begins one."""
+    """How a group takes checkpoints, at all its members or none: its progress moves only at one, with the state then.
+
+    ``every``, ``keep`` and ``timeout`` are those of the member that begins one. The callbacks run on a separate thread.
+    See docs/checkpoints.md.
+    """
 
     #: Seconds between two periodic checkpoints. None: only the program, an operator or a hand-over begins one.
     every: float | None = 30.0
@@ -52,6 +56,12 @@ class CheckpointPolicy:
     save: Literal["changed", "all"] = "changed"
     #: Join the group as it is: without checkpoints if it takes none, and never begin its first one.
     adopt: bool = False
+    #: Saves the state of the pieces that it is given; a Future that it returns is waited for before the answer.
+    on_checkpoint: Callable[[Checkpoint], object] | None = None
+    #: Takes up the state of the pieces that it is given, after a loss, a hand-over or a rollback.
+    on_restore: Callable[[Restore], object] | None = None
+    #: Called with the id of a complete checkpoint.
+    on_completed: Callable[[int], object] | None = None
 
     def __post_init__(self) -> None:
         if self.every is not None and arguments.seconds("every", self.every) < LEAST_EVERY_S:

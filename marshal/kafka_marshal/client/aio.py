@@ -10,6 +10,7 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial, wraps
 from itertools import islice
 from math import inf
@@ -18,6 +19,7 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar,
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
+from kafka_marshal.checkpoints import CheckpointPolicy
 from kafka_marshal.client import consumer as plain
 from kafka_marshal.client import group_consumer as plain_group
 from kafka_marshal.client import marshal as plain_marshal
@@ -28,24 +30,24 @@ from kafka_marshal.client.closing import DEFAULT_TIMEOUT_S
 from kafka_marshal.client.group_consumer import COMMIT_TIMEOUT_S, Piece
 from kafka_marshal.client.handling import RUN, Handler, RunOptions, RunSettings
 from kafka_marshal.client.health import Health
+from kafka_marshal.client.modes import Batches, Claims, Group, Keys, Mode
 from kafka_marshal.client.options import (
     CALLBACKS,
     TAKES,
-    AssignArguments,
     ConsumerArguments,
-    GroupArguments,
+    Renamed,
     check_names,
+    refuse_unknown,
     takes,
 )
 from kafka_marshal.client.parallel import carry_out
 from kafka_marshal.client.shared import ShareConsumer, SharedBatch
 from kafka_marshal.client.transactions import Headers
 from kafka_marshal.client.tries import Call
-from kafka_marshal.engine.key_share import Span
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.node.serving import LOOK_S, Answer, EndedError, Servants
 from kafka_marshal.runtime import EMPTY, THREADS, is_ours
-from kafka_marshal.types import Key, Progress, TopicPartition
+from kafka_marshal.types import Progress, TopicPartition
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -54,6 +56,8 @@ C = TypeVar("C", bound=plain.Consumer)
 
 #: After this many messages in a row that were ready, an iteration yields to other tasks.
 IN_A_ROW = 500
+
+_CLAIMS = Claims()
 
 #: How many calls may wait at a time, each in a thread: mostly polls without a timeout.
 MOST_CALLS = 256
@@ -170,6 +174,17 @@ def state_callback(loop: asyncio.AbstractEventLoop, function: Callable[[Any], ob
     return call
 
 
+def _in_loop(loop: asyncio.AbstractEventLoop, policy: CheckpointPolicy) -> CheckpointPolicy:
+    """The policy with callbacks of this loop."""
+    callbacks: dict[str, Any] = {}
+    for name, wanted in TAKES.items():
+        if (function := getattr(policy, name)) is not None:
+            if not inspect.iscoroutinefunction(function):
+                arguments.a_function(name, function, wanted)
+            callbacks[name] = state_callback(loop, function)
+    return replace(policy, **callbacks)
+
+
 class Transaction:
     """:class:`kafka_marshal.client.transaction.Transaction` for an event loop; use it in ``async with``."""
 
@@ -209,6 +224,7 @@ def _as(made: Callable[P, object]) -> Callable[[Callable[Concatenate[S, ...], T]
 
         @wraps(function)
         def call(self: S, /, *given: P.args, **named: P.kwargs) -> T:
+            refuse_unknown(function.__qualname__, known.parameters, named)
             try:
                 known.bind(*given, **named)
             except TypeError as error:
@@ -223,7 +239,7 @@ def _as(made: Callable[P, object]) -> Callable[[Callable[Concatenate[S, ...], T]
     return signed
 
 
-class Marshal:
+class Marshal(Renamed):
     """:class:`kafka_marshal.Marshal` for an event loop; the arguments are the same. Use it in ``async with``.
 
     It connects, and reads the log to its end, when the block is entered.
@@ -281,49 +297,34 @@ class Marshal:
         self,
         topics: Sequence[str],
         *,
-        shared_batches: Literal[True],
+        mode: Claims = ...,
         **options: Unpack[ConsumerArguments[PartitionsCallback]],
+    ) -> Consumer[plain.Consumer]: ...
+    @overload
+    def consumer(
+        self, topics: Sequence[str], *, mode: Group, **options: Unpack[ConsumerArguments[PiecesCallback]]
+    ) -> GroupConsumer: ...
+    @overload
+    def consumer(
+        self, topics: Sequence[str], *, mode: Batches, **options: Unpack[ConsumerArguments[PartitionsCallback]]
     ) -> Consumer[ShareConsumer]: ...
     @overload
     def consumer(
-        self,
-        topics: Sequence[str],
-        *,
-        shared_batches: bool = False,
-        **options: Unpack[ConsumerArguments[PartitionsCallback]],
+        self, *, mode: Keys, **options: Unpack[ConsumerArguments[PartitionsCallback]]
     ) -> Consumer[plain.Consumer]: ...
     @takes(ConsumerArguments)
     def consumer(
-        self,
-        topics: Sequence[str],
-        *,
-        shared_batches: bool = False,
-        **options: Unpack[ConsumerArguments[PartitionsCallback]],
+        self, topics: Sequence[str] = (), *, mode: Mode = _CLAIMS, **options: Unpack[ConsumerArguments[Any]]
     ) -> Consumer[Any]:
         """As :meth:`kafka_marshal.Marshal.consumer`. Use it in ``async with``.
 
-        Callbacks get the consumer of this module. They may be coroutine functions, which run in this loop.
+        Callbacks get the consumer of this module. They may be coroutine functions, which run in this loop. If
+        on_checkpoint is one, its pieces continue when the coroutine ends; the member answers when a future or a task
+        that it returns is done.
         """
         check_names("Marshal.consumer", ConsumerArguments, options)
-        make = partial(self.sync.consumer, topics, shared_batches=shared_batches)
-        return Consumer(self._calls, make, options)
-
-    @takes(GroupArguments)
-    def group_consumer(self, topics: Sequence[str], **options: Unpack[GroupArguments[PiecesCallback]]) -> GroupConsumer:
-        """As :meth:`kafka_marshal.Marshal.group_consumer`, used as ``consumer`` is.
-
-        If on_checkpoint is a coroutine function, its pieces continue when the coroutine ends. The member answers when a
-        future or a task that it returns is done.
-        """
-        check_names("Marshal.group_consumer", GroupArguments, options)
-        return GroupConsumer(self._calls, partial(self.sync.group_consumer, topics), options)
-
-    @takes(AssignArguments)
-    def assign(
-        self, partitions: Mapping[Key, Sequence[Span]], **options: Unpack[AssignArguments[PartitionsCallback]]
-    ) -> Consumer[plain.Consumer]:
-        """As :meth:`kafka_marshal.Marshal.assign`, used as ``consumer`` is; with the same arguments."""
-        return Consumer(self._calls, partial(self.sync.assign, partitions), options)
+        make: Callable[..., Any] = partial(self.sync.consumer, topics, mode=mode)
+        return (GroupConsumer if isinstance(mode, Group) else Consumer)(self._calls, make, options)
 
     def stop(self) -> None:
         """Ask all loops to end. Safe in a signal handler; returns at once."""
@@ -350,7 +351,7 @@ class Marshal:
         return f"aio.{self._marshal!r}" if self._marshal is not None else "aio.Marshal(not open)"
 
 
-class Consumer(Generic[C]):
+class Consumer(Renamed, Generic[C]):
     """:class:`kafka_marshal.Consumer` for an event loop. Made by :meth:`Marshal.consumer`."""
 
     def __init__(self, calls: Calls, make: Callable[..., C], options: Mapping[str, Any]) -> None:
@@ -367,10 +368,8 @@ class Consumer(Generic[C]):
         for name, value in self._options.items():
             if name in CALLBACKS and value:
                 options[name] = self._callback(loop, value)
-            elif name in TAKES and value:
-                if not inspect.iscoroutinefunction(value):
-                    arguments.a_function(name, value, TAKES[name])
-                options[name] = state_callback(loop, value)
+            elif isinstance(value, CheckpointPolicy):
+                options[name] = _in_loop(loop, value)
         entering = asyncio.ensure_future(self._calls(self._make, **options))
         try:
             self._consumer = await asyncio.shield(entering)
@@ -539,12 +538,8 @@ class Consumer(Generic[C]):
         self.sync.park(message, reason)
 
     async def assignment(self) -> list[TopicPartition]:
-        """The partitions this consumer works on, sorted."""
+        """The partitions this consumer works on, each with the next offset to be delivered, sorted."""
         return await self._calls(self.sync.assignment)
-
-    async def position(self) -> list[TopicPartition]:
-        """The next offset to be delivered, of each assigned partition."""
-        return await self._calls(self.sync.position)
 
     @overload
     async def committed(self, partitions: Sequence[Any], ranges: Literal[False] = False) -> list[TopicPartition]: ...
@@ -591,7 +586,7 @@ PartitionsCallback = Callable[[Consumer[plain.Consumer], list[TopicPartition]], 
 
 
 class GroupConsumer(Consumer[plain_group.GroupConsumer]):
-    """:class:`kafka_marshal.GroupConsumer` for an event loop. Made by :meth:`Marshal.group_consumer`."""
+    """:class:`kafka_marshal.GroupConsumer` for an event loop. Made by ``marshal.consumer(…, mode=Group())``."""
 
     async def generation(self) -> int:
         """The group's generation; 0 before the first."""

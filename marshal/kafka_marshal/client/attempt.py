@@ -111,7 +111,7 @@ class Attempt:
         headers: RecordHeaders = (),
         partition: int | None = None,
     ) -> None:
-        """Produce a record in the transaction of this message; only in ``run(…, transactions=True)``.
+        """Produce a record in the transaction of this message; only with ``exactly_once``.
 
         It is held back until the handler returns. Then it goes into the same transaction as the message's progress; if
         this try fails, it is dropped. Text becomes UTF-8. partition: None: chosen by the key, as Java's producer does.
@@ -121,7 +121,7 @@ class Attempt:
         if outputs is None:
             raise ConfigurationError(
                 f"nothing can be produced to {topic!r} here: this try is over, or its run has no transactions. Nothing "
-                "was produced. Call produce() before the handler returns, in consumer.run(…, transactions=True)"
+                "was produced. Call produce() before the handler returns, in a run of a consumer with exactly_once="
             )
         outputs.append(made)
 

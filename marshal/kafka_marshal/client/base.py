@@ -28,7 +28,7 @@ from kafka_marshal.client.closing import (
     late_text,
 )
 from kafka_marshal.client.one_process import OneProcess, WithBlock
-from kafka_marshal.client.options import ConsumerOptions
+from kafka_marshal.client.options import ConsumerOptions, Renamed
 from kafka_marshal.client.view import open_messages
 from kafka_marshal.engine.effects import Call, Callback, Piece, RestoreState, SaveState, TakeOver
 from kafka_marshal.engine.inputs import T, Ts
@@ -46,7 +46,7 @@ from kafka_marshal.node.life import exiting
 from kafka_marshal.node.serving import EndedError
 from kafka_marshal.node.topics import CountPartitions
 from kafka_marshal.runtime import is_ours
-from kafka_marshal.types import Key, Progress, TopicPartition
+from kafka_marshal.types import Key, Offsets, Progress, TopicPartition
 from rationalizer.holes import first_open
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class ShowsCommitted:
         )
 
 
-class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Generic[S]):
+class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Renamed, Generic[S]):
     """A consumer of some kind (S: the class passed to its callbacks). Made on our threads; any thread may call it.
 
     Two objects share one state: the user has the handle, our threads have the other (see ``.dropped``).
@@ -289,7 +289,7 @@ class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Generic[S]):
         return f"{type(self).__name__}([{topics}], group_id={self._marshal.group_id!r}, {state})"
 
     def assignment(self) -> list[TopicPartition]:
-        """The partitions this consumer works on, sorted."""
+        """The partitions this consumer works on, each with the next offset to be delivered, sorted."""
         found = self._engine.assignments
         return self._look(
             lambda now: sorted(
@@ -308,19 +308,19 @@ class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Generic[S]):
         return self._look(count)
 
     @property
-    def unprocessed(self) -> list[tuple[str, int, int, int]]:
-        """At most once: what was granted and never delivered, as (topic, partition, first, last offset)."""
+    def unprocessed(self) -> list[Offsets]:
+        """At most once: what was granted and never delivered."""
 
-        def decide(_: float) -> list[tuple[str, int, int, int]]:
+        def decide(_: float) -> list[Offsets]:
             self._driver.engine.take(self._engine.number, self._engine.delivery.grants.decide, False)
-            return list(self._engine.delivery.grants.unprocessed)
+            return [Offsets(*each) for each in self._engine.delivery.grants.unprocessed]
 
         return self._look(decide)
 
     @property
-    def gaps(self) -> list[tuple[str, int, int, int]]:
-        """What retention removed before this consumer got it, as (topic, partition, first, last offset)."""
-        return [(*key, first, last) for key, first, last in self._engine.positions.gaps]
+    def gaps(self) -> list[Offsets]:
+        """What retention removed before this consumer got it."""
+        return [Offsets(*key, first, last) for key, first, last in self._engine.positions.gaps]
 
     @property
     def stuck(self) -> list[Stuck]:

@@ -340,7 +340,7 @@ class CheckpointingMember(AnyConsumer[Any]):
         if not self._takes_checkpoints:
             raise ConfigurationError(
                 f"{what} is for a group that takes checkpoints, and this consumer was made without them. Nothing was "
-                "changed. Add checkpoints=CheckpointPolicy() to marshal.group_consumer, at all members; without, "
+                "changed. Add checkpoints=CheckpointPolicy() to the consumer, at all members; without, "
                 "commit() commits what is done"
             )
 

@@ -1,4 +1,4 @@
-"""Commits what the handlers of ``run(…, transactions=True)`` have finished (M4 to M6).
+"""Commits what the handlers of ``run`` with ``exactly_once`` have finished (M4 to M6).
 
 ::
 

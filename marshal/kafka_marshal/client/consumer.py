@@ -298,12 +298,12 @@ class Consumer(FetchingConsumer["Consumer"]):
         again. On leaving, with nothing committed: the same, also if no broker answers; TransactionLostError; without
         retry if a record can't be written; AuthorizationError. On leaving, if Kafka has the last word: TransactionError
         (retry) if the outcome is not known, TransactionFencedError if another owner has taken over. What was not
-        committed comes again, here or at another member. Raises ConfigurationError without ``transactions=True``.
+        committed comes again, here or at another member. Raises ConfigurationError without ``exactly_once=``.
         """
         if self._transactions is None:
             raise ConfigurationError(
                 "this consumer does not process in transactions. Nothing was committed. Make it with "
-                "transactions=True; or call batch.done()"
+                "exactly_once=Transactions(); or call batch.done()"
             )
         arguments.an_instance("batch", batch, Batch, "a Batch of this consumer's batches()")
         if batch._run.assignment.consumer is not self._engine:
@@ -314,10 +314,9 @@ class Consumer(FetchingConsumer["Consumer"]):
         """Raise ConfigurationError for another way of progress, on a consumer that processes in transactions."""
         if self._transactions is not None:
             raise ConfigurationError(
-                f"{what} reports progress to the log alone, and this consumer was made with transactions=True: what it "
+                f"{what} reports progress to the log alone, and this consumer was made with exactly_once=: what it "
                 "produces and its progress are committed together. Nothing was changed. Use `with "
-                "consumer.transaction(batch) as tx:` for each batch of consumer.batches(), or "
-                "run(handle, transactions=True)"
+                "consumer.transaction(batch) as tx:` for each batch of consumer.batches(), or run(handle)"
             )
 
     def _batches_granted(self, max_messages: int) -> Iterator[Batch]:
@@ -406,32 +405,44 @@ class Consumer(FetchingConsumer["Consumer"]):
 
         ``handle``: a function, called in ``concurrency`` threads, or a coroutine function, awaited in as many tasks of
         one event loop in a separate thread. Its result is ignored, but one whose work has not run (a coroutine, a
-        future, a generator) ends the run with ConfigurationError. ``Attempt.current()`` says which try it is.
+        future, a generator) ends the run with ConfigurationError. ``Attempt.current()`` says which try it is. One that
+        never returns delays its own key only; its partition continues until 50,000 of its messages, or its share of
+        ``max_bytes_in_flight``, are in flight.
+
+        ``deserialize``: handle gets its result instead of the message; its failures count as the handler's.
+
+        ``concurrency``: how many messages are handled at a time.
+
         ``order``: which messages are handled one after another, retries included: those with the same key (``"key"``;
         messages without a key wait for none), those of the same partition (``"partition"``), or ``"none"``. With
         ``"key"``, keys never wait for each other. First handlings keep this order across rebalances and restarts; a
         crash may repeat what was not reported, and a dead letter is out of order.
-        ``retry``: a message whose handler raises is tried again in its place. After the last failure it goes to the
-        topic ``dead_letters``, with headers that give its source and the reason, and then it is done: a crash in
-        between repeats the dead letter. Without that topic the exception ends the run and is raised here; the message
-        is not done, and comes again. Errors of this library make no dead letter, and a failure after the lease is no
-        longer proven has no effect: see docs/handlers.md.
+
+        ``retry``: a message whose handler raises is tried again in its place. After the last failure it goes to
+        ``dead_letters``; without that, the exception ends the run and is raised here, and the message comes again.
+        Errors of this library make no dead letter, and a failure after the lease is no longer proven has no effect: see
+        docs/handlers.md.
+
+        ``dead_letters``: the topic for what failed for the last time, with headers that give its source and the reason.
+        Then it is done: a crash in between repeats the dead letter.
+
         ``park``: instead of a dead letter, the message is set aside in the group's log, with the class of the exception
         as the reason. Its key continues, and the message waits there for ``kafka-marshal redrive`` or ``discard``.
         Tries that wait are logged, so a handover does not start them again; see docs/open-messages.md.
-        A handler that never returns delays its own key only; its partition continues until 50,000 of its messages, or
-        its share of ``max_bytes_in_flight``, are in flight. With ``handler_timeout`` (of the consumer) a coroutine is
-        cancelled after that time and fails with TimeoutError. A thread can't be cancelled: its partition is released,
-        and the thread is left behind.
+
         ``drain_timeout`` (seconds): how long running handlers may take to return after ``stop()``, or after an
         exception has ended the run; what is not done by then comes again. A second Ctrl-C ends this wait.
-        ``hooks``: functions called before and after each try. ``deserialize``: handle gets its result instead of the
-        message; its failures count as the handler's.
-        ``transactions``: with True (and a consumer made so), ``Attempt.current().produce(…)`` in a handler holds
-        records back until the message's transaction. One transaction of a partition at a time commits the next finished
-        messages, in order: what they have produced, their dead letters and the progress appear together, once, for
-        readers with ``isolation.level=read_committed``. A slow message delays what is visible of its partition, but no
-        other handler: see docs/transactions.md.
+
+        ``hooks``: functions called before and after each try.
+
+        With ``handler_timeout`` (of the consumer) a coroutine is cancelled after that time and fails with TimeoutError.
+        A thread can't be cancelled: its partition is released, and the thread is left behind.
+
+        With ``exactly_once`` (of the consumer) ``Attempt.current().produce(…)`` in a handler holds records back until
+        the message's transaction. One transaction of a partition at a time commits the next finished messages, in
+        order: what they have produced, their dead letters and the progress appear together, once, for readers with
+        ``isolation.level=read_committed``. A slow message delays what is visible of its partition, but no other
+        handler: see docs/transactions.md.
 
         Raises what ended the run: a handler's last exception, or one that is no Exception (SystemExit …). Raises
         ConfigurationError for ``delivery="at-most-once"``.
@@ -475,10 +486,6 @@ class Consumer(FetchingConsumer["Consumer"]):
         self._say(message)
 
     # Looking, and steering.
-
-    def position(self) -> list[TopicPartition]:
-        """The next offset to be delivered, of each assigned partition."""
-        return self.assignment()
 
     def pause(self, partitions: Sequence[tuple[str, int] | TopicPartition] | None = None) -> None:
         """Deliver nothing of these partitions (None: of all assigned now) until ``resume``; the leases are kept.

@@ -26,7 +26,7 @@ from kafka_marshal.client.handled import Handled
 from kafka_marshal.client.handling import Retry, check_park
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.client.shared_reads import runs, shared_reader
-from kafka_marshal.client.transactions import Transactions
+from kafka_marshal.client.transactions import TransactionalProducers
 from kafka_marshal.engine.effects import TakeOver
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Grant, Run
@@ -491,9 +491,9 @@ class FetchingConsumer(AnyConsumer[S]):
         self._shared_bytes = marshal.max_bytes_shared_reads if options.settings.shares_keys else 0
         self._fetcher = Fetcher(self, driver, options.config)
         #: Its transactional producers; None: it does not process in transactions.
-        self._transactions: Transactions | None = None
+        self._transactions: TransactionalProducers | None = None
         if options.transactions is not None:
-            self._transactions = Transactions(driver, options.transactions, options.config)
+            self._transactions = TransactionalProducers(driver, options.transactions, options.config)
         #: Partitions whose messages may be reported as done one by one: in transactions, none.
         self._handed_out_of: Collection[Key] = self._fetcher.ever_fetched if self._transactions is None else ()
         self._undone = Undone()

@@ -183,7 +183,7 @@ PiecesCallback = Callable[["GroupConsumer", list[Piece]], object]
 
 
 class GroupConsumer(GroupMember, Consumer):
-    """A member of a coordinated group, with all methods of a Consumer. Made by :meth:`Marshal.group_consumer`."""
+    """A member of a coordinated group, and a Consumer. Made by ``marshal.consumer(…, mode=Group())``."""
 
     def __init__(self, marshal: Host, driver: Driver, options: ConsumerOptions) -> None:
         self._offset_mirror: OffsetMirror | None = None

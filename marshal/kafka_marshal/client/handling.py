@@ -169,7 +169,6 @@ class RunSettings(TypedDict, total=False):
     dead_letters: str | None
     drain_timeout: float
     hooks: Sequence[Hooks]
-    transactions: bool
     park: bool
 
 
@@ -184,7 +183,6 @@ RUN: RunSettings = {
     "dead_letters": None,
     "drain_timeout": DRAIN_TIMEOUT_S,
     "hooks": (),
-    "transactions": False,
     "park": False,
 }
 
@@ -204,7 +202,6 @@ class RunOptions:
     drain_timeout: float
     hooks: tuple[Hooks, ...]
     deserialize: Callable[[Message], Any] | None
-    transactions: bool = False
     park: bool = False
     is_async: bool = field(init=False)
 
@@ -250,16 +247,12 @@ class RunOptions:
             arguments.an_instance("hooks", each, Hooks, "a list of Hooks")
         if deserialize is not None:
             arguments.a_function("deserialize", deserialize, "message")
-        transactions = arguments.a_flag("transactions", found["transactions"])
-        _check_transactions(consumer, transactions)
         made, hooked = retry or ONCE, tuple(hooks)
         park = arguments.a_flag("park", found["park"])
         if consumer.settings.sharing is not None:
             _check_shared(order, made, at_most_once=consumer.settings.sharing.at_most_once)
         check_park(consumer, made, park=park, dead_letters=dead_letters)
-        return cls(
-            handle, concurrency, order, made, dead_letters, drain_timeout, hooked, deserialize, transactions, park
-        )
+        return cls(handle, concurrency, order, made, dead_letters, drain_timeout, hooked, deserialize, park)
 
     @property
     def is_durable(self) -> bool:
@@ -276,29 +269,14 @@ def _check_shared(order: str, retry: Retry, *, at_most_once: bool) -> None:
         )
     if order != "none":
         raise ConfigurationError(
-            f"order={order!r} is not possible with shared_batches=True: several members work on one partition, "
+            f"order={order!r} is not possible with mode=Batches(): several members work on one partition, "
             "and neighbours of a message may be at another one. Nothing was delivered. Use order='none', or a "
             "consumer that holds its partitions whole"
         )
     if retry.durable:
         raise ConfigurationError(
-            "Retry(durable=True) is not possible with shared_batches=True: the log counts how many members were "
+            "Retry(durable=True) is not possible with mode=Batches(): the log counts how many members were "
             "given a message (delivery_count), not the tries of each. Nothing was delivered. Leave it out"
-        )
-
-
-def _check_transactions(consumer: ConsumerOptions, wanted: bool) -> None:
-    """Raises ConfigurationError unless ``run`` and its consumer agree about transactions."""
-    if wanted and consumer.transactions is None:
-        raise ConfigurationError(
-            "run(…, transactions=True) needs a consumer that was made with transactions=True, too: it takes a "
-            "partition over from its last owner's transactions. Nothing was delivered"
-        )
-    if consumer.transactions is not None and not wanted:
-        raise ConfigurationError(
-            "this consumer was made with transactions=True: its progress is committed in transactions, with what the "
-            "handlers produce. Nothing was delivered. Call run(…, transactions=True), and produce with "
-            "Attempt.current().produce(…)"
         )
 
 
@@ -322,7 +300,7 @@ def check_park(
         )
     if consumer.transactions is not None:
         raise ConfigurationError(
-            f"{call} does not work with transactions=True: their progress can't pass an open message. Nothing "
+            f"{call} does not work with exactly_once=: their progress can't pass an open message. Nothing "
             "was handed out. Use dead_letters=…, which goes into the same transaction"
         )
     group = consumer.settings.group

@@ -109,7 +109,7 @@ def _transactional(group_id: str, topic: str, partition: int) -> ConfigurationEr
     return ConfigurationError(
         f"{topic} [{partition}]: the group processes it in transactions: Kafka's offset counts, which may be ahead of "
         "the log's. A lease claimed by hand knows nothing of it; it was released, and nothing was done. Use "
-        "consumer([…], transactions=True). Or give up exactly once, and set its position: "
+        "consumer([…], exactly_once=Transactions()). Or give up exactly once, and set its position: "
         f"kafka-marshal release-group {quote(group_id)} --partition {topic}:{partition}=OFFSET"
     )
 

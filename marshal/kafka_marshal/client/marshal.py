@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, Unpack, overload
 from weakref import ref
 
 from kafka_marshal import arguments
@@ -30,29 +30,26 @@ from kafka_marshal.client.group_consumer import GroupConsumer, PiecesCallback
 from kafka_marshal.client.handling import Hooks
 from kafka_marshal.client.health import Health
 from kafka_marshal.client.lease import Lease, serve_claim
+from kafka_marshal.client.modes import Batches, Claims, Group, Keys, Mode
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.options import (
-    AssignArguments,
     ConsumerArguments,
     ConsumerOptions,
-    GroupArguments,
-    GroupRangesArguments,
     RangesArguments,
+    Renamed,
     check_log_name,
-    check_order,
+    check_mode,
+    check_shared,
     checked,
     checked_isolation,
-    checked_of_keys,
-    checked_ranges,
-    checked_sharing,
     checked_topics,
+    says_new,
     takes,
 )
 from kafka_marshal.client.ranges import GroupRangeConsumer, PiecesOfRangesCallback, RangeConsumer, RangesCallback
 from kafka_marshal.client.shared import AssignedConsumer, ShareConsumer
 from kafka_marshal.client.shared_reads import DEFAULT_SHARED_BYTES
 from kafka_marshal.client.view import WorldView
-from kafka_marshal.engine.key_share import Span
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import ClosedError, SnapshotDifferenceError
 from kafka_marshal.logs import Event
@@ -72,7 +69,6 @@ from kafka_marshal.node.serving import Answer, Servants
 from kafka_marshal.ports import Cluster
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.topic_names import DEFAULT_TOPIC
-from kafka_marshal.types import Key
 from kafka_marshal.watchdog import Watchdog
 from kafka_marshal.watchdog.parent import producer_properties
 
@@ -268,30 +264,34 @@ class Sharing:
 
 M = TypeVar("M", bound=AnyConsumer[Any])
 
-DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
+#: Seconds.
+DEFAULT_HEARTBEAT_INTERVAL = 3.0
+
+_CLAIMS = Claims()
+
+#: Mode → the consumer that delivers so.
+_OF_MESSAGES: Mapping[type[Mode], Any] = {
+    Claims: Consumer,
+    Group: GroupConsumer,
+    Batches: ShareConsumer,
+    Keys: AssignedConsumer,
+}
+_OF_RANGES: Mapping[type[Mode], Any] = {Claims: RangeConsumer, Group: GroupRangeConsumer}
 
 
-class Marshal(Watched, Sharing, OneProcess, WithBlock):
+class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
     """One member of a group: claims partitions through the log, and keeps them with heartbeats.
 
-    ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``client_id`` names this member, unique in the
-    group at any time. If a restarted process keeps it, it takes over its partitions at once; None: a unique one is
-    made. ``topic`` is the coordination topic. ``heartbeat_interval_ms`` (100 … 600,000): a silent member is replaced
-    after two intervals. ``watchdog`` (Linux): a small process beside this one. If this one dies without a release
-    (kill -9, a segfault, out of memory), the watchdog releases what it held at once, so that others need not wait for
-    two intervals; see docs/watchdog.md. ``timeout`` (seconds): how long a start waits for Kafka without progress.
-
-    The constructor returns when the log is read to its end. Raises KafkaUnavailableError if no broker answers,
-    CoordinationTopicError if the topic can't be trusted (the message names the remedy), ConfigurationError for settings
-    that can't work.
+    The constructor returns when the log is read to its end.
 
     Attributes:
         world: what the log says about this group, read-only (WorldView): leases, holders, positions.
         watchdog: the process that releases for this one if it dies; None: there is none.
-        bootstrap_servers, group_id, client_id, topic, heartbeat_interval_ms, config: as given, or the defaults.
+        bootstrap_servers, group_id, client_id, topic, heartbeat_interval, config: as given, or the defaults.
         instance_id: identifies this run of this Marshal; never used again (HOST/PID/RELEASE/RANDOM).
     """
 
+    @says_new
     def __init__(
         self,
         bootstrap_servers: str,
@@ -299,7 +299,7 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock):
         group_id: str,
         client_id: str | None = None,
         topic: str = DEFAULT_TOPIC,
-        heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
+        heartbeat_interval: float = DEFAULT_HEARTBEAT_INTERVAL,
         config: Mapping[str, object] | None = None,
         watchdog: bool = False,
         ordered_topics: Sequence[str] = (),
@@ -308,27 +308,42 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock):
     ) -> None:
         """Connect, and read the log to its end (*blocking*).
 
-        ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``group_id``: the group to work in.
-        ``client_id`` names this member, unique in the group; None: a name is made. ``topic``: the coordination topic.
-        ``heartbeat_interval_ms``: a silent member is replaced after two intervals. ``watchdog`` (Linux): a process
-        that releases what this one holds as soon as it dies. ``ordered_topics``: their partitions are never shared by
-        this member, neither by keys nor by batches. ``max_bytes_shared_reads``: members of this process that have keys
-        of one partition read it once, and keep at most this much for those that are behind (0: each reads alone).
-        ``timeout`` (seconds): how long to wait for Kafka.
+        ``bootstrap_servers``, ``config``: they go to librdkafka as they are.
 
-        Raises KafkaUnavailableError if no broker answers, CoordinationTopicError if the topic can't be trusted,
-        ConfigurationError for settings that can't work.
+        ``group_id``: the group to work in.
+
+        ``client_id``: names this member, unique in the group at any time. If a restarted process keeps it, it takes
+        over its partitions at once. None: a unique one is made.
+
+        ``topic``: the coordination topic.
+
+        ``heartbeat_interval`` (seconds, 0.1 … 600): a silent member is replaced after two intervals.
+
+        ``watchdog`` (Linux): a small process beside this one. If this one dies without a release (kill -9, a segfault,
+        out of memory), it releases what it held at once, so that others need not wait for two intervals;
+        docs/watchdog.md.
+
+        ``ordered_topics``: their partitions are never shared by this member, neither by keys nor by batches.
+
+        ``max_bytes_shared_reads``: members of this process that have keys of one partition read it once, and keep at
+        most this much for those that are behind (0: each reads alone).
+
+        ``timeout`` (seconds): how long a start waits for Kafka without progress.
+
+        Raises KafkaUnavailableError if no broker answers, CoordinationTopicError if the topic can't be trusted (the
+        message names the remedy), ConfigurationError for settings that can't work.
         """
         check_bootstrap(bootstrap_servers)
         self.bootstrap_servers = bootstrap_servers
         self.config: Mapping[str, object] = arguments.a_mapping("config", config)
         arguments.a_flag("watchdog", watchdog)
         self._share(ordered_topics, max_bytes_shared_reads)
-        self._name(group_id, client_id, topic, heartbeat_interval_ms, timeout)
+        self._name(group_id, client_id, topic, heartbeat_interval, timeout)
         check_threads()
         self._start(open_cluster(bootstrap_servers, self.config), watchdog=watchdog)
 
     @classmethod
+    @says_new
     def on_cluster(
         cls,
         cluster: Cluster,
@@ -336,7 +351,7 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock):
         group_id: str,
         client_id: str | None = None,
         topic: str = DEFAULT_TOPIC,
-        heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
+        heartbeat_interval: float = DEFAULT_HEARTBEAT_INTERVAL,
         ordered_topics: Sequence[str] = (),
         max_bytes_shared_reads: int = DEFAULT_SHARED_BYTES,
         timeout: float = START_TIMEOUT_S,
@@ -348,16 +363,15 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock):
         marshal.bootstrap_servers = ""
         marshal.config = {}
         marshal._share(ordered_topics, max_bytes_shared_reads)
-        marshal._name(group_id, client_id, topic, heartbeat_interval_ms, timeout)
+        marshal._name(group_id, client_id, topic, heartbeat_interval, timeout)
         marshal._start(cluster); return marshal  # fmt: skip  # noqa: E702 - one line: nothing may come in between
 
     def _name(
-        self, group_id: str, client_id: str | None, topic: str, heartbeat_interval_ms: int, timeout: float
+        self, group_id: str, client_id: str | None, topic: str, heartbeat_interval: float, timeout: float
     ) -> None:
         self.group_id = group_id
         self.client_id: str = new_client_id() if client_id is None else client_id
-        check_ids(self.group_id, self.client_id, heartbeat_interval_ms)
-        self.heartbeat_interval_ms = heartbeat_interval_ms
+        self._heartbeat_interval_ms: int = check_ids(self.group_id, self.client_id, heartbeat_interval)
         self.topic: str = check_log_name(topic)
         self._timeout_s = arguments.seconds("timeout", timeout, above=0, below=MOST_START_S)
 
@@ -390,7 +404,7 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock):
         try:
             if watchdog:
                 beside = self._start_watchdog()
-            cluster.expect(self.topic, delivery_timeout_ms=self.heartbeat_interval_ms)
+            cluster.expect(self.topic, delivery_timeout_ms=self._heartbeat_interval_ms)
             driver = Driver(
                 cluster,
                 self.topic,
@@ -399,7 +413,7 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock):
                     self.client_id,
                     self.instance_id,
                     partitions,
-                    self.heartbeat_interval_ms,
+                    self._heartbeat_interval_ms,
                     log_name(self.topic),
                 ),
                 keep_snapshots=True,
@@ -430,8 +444,8 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock):
             f"worker {self.client_id!r} of group {self.group_id!r} (process {os.getpid()})",
             self.topic,
             (self.instance_id, self.client_id, self.group_id),
-            producer_properties(self.bootstrap_servers, self.config, self.heartbeat_interval_ms),
-            self.heartbeat_interval_ms,
+            producer_properties(self.bootstrap_servers, self.config, self._heartbeat_interval_ms),
+            self._heartbeat_interval_ms,
         )
         watchdog.start()
         return watchdog
@@ -443,149 +457,128 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock):
         self,
         topics: Sequence[str],
         *,
-        shared_batches: Literal[True],
-        **options: Unpack[ConsumerArguments[PartitionsCallback]],
-    ) -> ShareConsumer: ...
-    @overload
-    def consumer(
-        self,
-        topics: Sequence[str],
-        *,
-        shared_batches: bool = False,
+        mode: Claims = ...,
         **options: Unpack[ConsumerArguments[PartitionsCallback]],
     ) -> Consumer: ...
+    @overload
+    def consumer(
+        self, topics: Sequence[str], *, mode: Group, **options: Unpack[ConsumerArguments[PiecesCallback]]
+    ) -> GroupConsumer: ...
+    @overload
+    def consumer(
+        self, topics: Sequence[str], *, mode: Batches, **options: Unpack[ConsumerArguments[PartitionsCallback]]
+    ) -> ShareConsumer: ...
+    @overload
+    def consumer(self, *, mode: Keys, **options: Unpack[ConsumerArguments[PartitionsCallback]]) -> Consumer: ...
     @takes(ConsumerArguments)
     def consumer(
-        self,
-        topics: Sequence[str],
-        *,
-        shared_batches: bool = False,
-        **options: Unpack[ConsumerArguments[PartitionsCallback]],
+        self, topics: Sequence[str] = (), *, mode: Mode = _CLAIMS, **options: Unpack[ConsumerArguments[Any]]
     ) -> Consumer:
-        """A consumer that claims partitions of these topics as its policy decides, and delivers their messages.
+        """A consumer of messages of these topics. The mode says how the members of the group share the partitions.
 
-        ``topics``: names, or regular expressions starting with ``^``. ``delivery``: ``"at-least-once"`` (done is
-        reported; a crash repeats what was not) or ``"at-most-once"`` (each batch of ``batch_size`` is claimed in the
-        log first; a crash loses it). ``start``: where the group begins on partitions it never held: ``"earliest"``,
-        ``"latest"`` or a datetime. ``handler_timeout`` (seconds): a message in flight for longer costs the lease; if
-        none of your threads has come back for that long, all partitions are released, and none is claimed until one
-        comes back.
-        ``auto_done=False``: iterating marks nothing as done; call ``done(message)``. ``claim_ahead=True`` (at most
-        once): the next batch is claimed while one is handled; a crash loses up to two, ``close()`` both in part.
+        ``topics``: names, or regular expressions starting with ``^``. With ``mode=Keys({…})``, which names partitions,
+        it is left out.
+
+        ``mode``: :class:`Claims` (the default: each member claims partitions, as its policy decides), :class:`Group`
+        (a coordinated group assigns them; the result is a GroupConsumer), :class:`Batches` (members work on one
+        partition, batch by batch; a ShareConsumer) or :class:`Keys` (these partitions, or some of their keys).
+
+        ``delivery``: ``"at-least-once"`` (done is reported; a crash repeats what was not) or ``"at-most-once"`` (each
+        batch of ``batch_size`` is claimed in the log first; a crash loses it).
+
+        ``start``: where the group begins on partitions it never held: ``"earliest"``, ``"latest"`` or a datetime.
+
+        ``batch_size``: the most messages of a batch that is claimed at most once.
+
+        ``exactly_once``: :class:`Transactions`; what is produced and progress are committed to Kafka together, by
+        ``transaction(batch)`` or by ``run``: once for read_committed readers, see docs/transactions.md.
+
+        ``checkpoints``: a CheckpointPolicy, for groups with state (``mode=Group(…)``): docs/checkpoints.md. The
+        coordination topic must be at level 3. If an exception leaves the ``with`` block, what was done since the last
+        checkpoint is done again, by others.
+
+        ``handler_timeout`` (seconds): a message in flight for longer costs the lease, or the membership; the member
+        continues, or joins again, when nothing is in flight. If none of your threads has come back for that long, all
+        partitions are released, and none is claimed until one comes back.
+
+        ``revoke_timeout`` (seconds; default: ``handler_timeout`` or, without one, 60): how long a release waits for
+        ``on_revoke`` and for messages in flight. What is still in flight then is left behind and comes again at the
+        next owner; ``on_lost`` is called and an ERROR is logged.
+
+        ``auto_done=False``: iterating marks nothing as done; call ``done(message)``.
+
         ``max_bytes_in_flight``: the bytes of messages that this consumer keeps: half fetched, half delivered and not
         done. At this limit batches are smaller, and a partition with messages in flight gets no more until some are
         done; one message of each partition is delivered in any case.
+
         ``position_lost``: what to do with a partition whose log does not hold the group's position. ``"leave"``: no
         member works on it until the position is set; ``on_lost``, an ERROR log and ``lost_positions`` report it, and
         other partitions continue. ``"raise"``: the next call raises PositionLostError as well, once.
+
         ``partition_stuck``: the same for one that can't be read (``stuck``, PartitionStuckError).
-        ``transactions=True``: what is produced and progress are committed to Kafka together, by ``transaction(batch)``
-        or ``run(…, transactions=True)``: exactly once for read_committed readers, see docs/transactions.md. At most
-        ``max_transactional_producers`` are kept, one for a partition (4 threads, 8 descriptors, 0.5 MB each).
-        ``transaction_timeout`` (seconds): the brokers end a transaction whose process does not.
-        ``shared_batches=True``, ``max_shares``: many members work on one partition, each on a batch: docs/sharing.md.
-        The callbacks get (consumer, partitions), on a separate thread. Finish work and call ``done`` in ``on_revoke``:
-        a partition is released when it has returned and every message in flight is done.
-        ``revoke_timeout`` (seconds; default: ``handler_timeout`` or, without one, 60): the longest wait for that. What
-        is still in flight then is left behind and comes again at the next owner; ``on_lost`` is called and an ERROR
-        is logged. If the reason for the release (a pause) ends before it, the partition stays: ``on_assign`` follows
-        ``on_revoke``. ``config``: librdkafka properties for the fetching consumer.
+
+        ``on_assign``, ``on_revoke``, ``on_lost``: get (consumer, partitions), in a group (consumer, pieces), on a
+        separate thread. Finish work and call ``done`` in ``on_revoke``: a partition is released when it has returned
+        and every message in flight is done. If the reason for the release (a pause) ends before it, the partition
+        stays: ``on_assign`` follows ``on_revoke``.
+
+        ``config``: librdkafka properties for the fetching consumer.
+
+        Raises ConfigurationError for options that can't work, or not together, KeyRangeError (89) for a mode that
+        would share a topic of ``Marshal(ordered_topics=…)``.
         """
-        found = self._checked("consumer", ConsumerArguments, topics, options)
-        if not arguments.a_flag("shared_batches", shared_batches):
-            return self._made(Consumer, found)
-        check_order(self._ordered, topics, "shared_batches=True")
-        return self._made(ShareConsumer, checked_sharing(found, options))
+        if isinstance(mode, Keys):
+            if topics:
+                raise arguments.wrong("topics", "left out with mode=Keys({…}), which names the partitions", topics)
+            topics = mode.topics
+        made: Consumer = self._made(_OF_MESSAGES, topics, mode, ConsumerArguments, options)
+        return made
 
-    @takes(GroupArguments)
-    def group_consumer(self, topics: Sequence[str], **options: Unpack[GroupArguments[PiecesCallback]]) -> GroupConsumer:
-        """A member of a coordinated group: the group assigns partitions, and moves as few as possible.
-
-        ``strategy``: ``"sticky"``, ``"range"`` or ``"roundrobin"``, the same for all members. ``session_timeout_ms``:
-        a member that is silent for longer is replaced. In a rebalance, partitions that stay with a member never pause;
-        those that move are finished, committed and released. With the same ``client_id``, a restart moves nothing.
-        ``handler_timeout`` (seconds): a message in flight for longer costs the membership; the member joins again when
-        nothing is in flight. ``mirror_offsets=True``: progress is also committed to the Kafka group of the same name,
-        without joining it, every few seconds, so that Kafka's own tools show the group's lag. This overwrites what
-        that group has committed.
-        ``checkpoints``: the group takes checkpoints (all its members, or none). Its progress moves only at one, with
-        the state that ``on_checkpoint`` saves then; after a loss, a hand-over or a rollback ``on_restore`` takes
-        up both. See docs/checkpoints.md. ``on_completed`` is called with the id of a complete one. The member answers
-        when a Future that ``on_checkpoint`` returns is done. The coordination topic must be at level 3. If an exception
-        leaves the ``with`` block, what was done since the last checkpoint is done again, by others.
-        The other arguments are those of ``consumer``; the callbacks get (consumer, pieces).
-        A Marshal with such a consumer has no other consumer. The group's coordination topic must be at level 2. If the
-        group refuses this member (another strategy, a claimed group, a session that is too long …), its next call
-        raises a GroupError.
-        """
-        found = self._checked("group_consumer", GroupArguments, topics, options)
-        if options.get("allow_key_share"):
-            check_order(self._ordered, topics, "allow_key_share=True")
-        return self._made(GroupConsumer, found)
-
+    @overload
+    def ranges(
+        self, topics: Sequence[str], *, mode: Claims = ..., **options: Unpack[RangesArguments[RangesCallback]]
+    ) -> RangeConsumer: ...
+    @overload
+    def ranges(
+        self, topics: Sequence[str], *, mode: Group, **options: Unpack[RangesArguments[PiecesOfRangesCallback]]
+    ) -> GroupRangeConsumer: ...
     @takes(RangesArguments)
-    def ranges(self, topics: Sequence[str], **options: Unpack[RangesArguments[RangesCallback]]) -> RangeConsumer:
-        """A consumer that claims partitions as ``consumer`` does, and delivers ranges of their offsets.
+    def ranges(
+        self, topics: Sequence[str], *, mode: Claims | Group = _CLAIMS, **options: Unpack[RangesArguments[Any]]
+    ) -> RangeConsumer:
+        """A consumer that gets partitions as ``consumer`` does, and delivers ranges of their offsets.
 
         For callers that do their own reading (Spark does): no message is fetched. The arguments are those of
-        ``consumer``; ``revoke_timeout`` is 600 by default. Of ``config`` (and this Marshal's own) ``isolation.level``
-        counts: ranges end at the last stable offset, or, under ``read_uncommitted``, at the high watermark. Read them
-        with the same level.
+        ``consumer``, as far as they are not about messages.
+
+        ``mode``: :class:`Claims`, or :class:`Group`, without what shares partitions.
+
+        ``revoke_timeout`` (seconds): 600 by default.
+
+        ``checkpoints``: a partition is cut when no range of it is in flight, and waits for that as long as the
+        checkpoint does (``timeout``; ``drain`` means nothing).
+
+        ``config`` (and this Marshal's own): ``isolation.level`` counts: ranges end at the last stable offset, or, under
+        ``read_uncommitted``, at the high watermark. Read them with the same level.
         """
-        return self._made(RangeConsumer, self._checked("ranges", RangesArguments, topics, options, ranges=True))
+        made: RangeConsumer = self._made(_OF_RANGES, topics, mode, RangesArguments, options)
+        return made
 
-    @takes(GroupRangesArguments)
-    def group_ranges(
-        self, topics: Sequence[str], **options: Unpack[GroupRangesArguments[PiecesOfRangesCallback]]
-    ) -> GroupRangeConsumer:
-        """A member of a coordinated group, as ``group_consumer`` makes it, that delivers ranges as ``ranges`` does.
+    def _made(
+        self, kinds: Mapping[type[Mode], Any], topics: Sequence[str], mode: Mode, kind: Any, given: Mapping[str, Any]
+    ) -> Any:
+        """A consumer of the class that this mode has; raises ConfigurationError for options that can't work."""
+        ranges = kind is RangesArguments
+        options = checked("Marshal.ranges" if ranges else "Marshal.consumer", kind, given)
+        check_mode(mode, options, ranges=ranges)
+        names = checked_topics(topics, self.topic)
+        check_shared(self._ordered, names, mode)
+        found = ConsumerOptions.of(names, options, self.group_id, mode, ranges=ranges)
+        if ranges:
+            found = replace(found, committed=checked_isolation({**self.config, **found.config}))
+        return self._open_consumer(kinds[type(mode)], found)
 
-        The arguments are those of the two. With ``checkpoints``, a partition is cut when no range of it is in flight,
-        and waits for that as long as the checkpoint does (``timeout``; ``drain`` means nothing).
-        """
-        return self._made(
-            GroupRangeConsumer, self._checked("group_ranges", GroupRangesArguments, topics, options, ranges=True)
-        )
-
-    @takes(AssignArguments)
-    def assign(
-        self, partitions: Mapping[Key, Sequence[Span]], **options: Unpack[AssignArguments[PartitionsCallback]]
-    ) -> Consumer:
-        """A consumer of exactly these partitions, or of some of their keys.
-
-        ``partitions``: (topic, partition) → ranges (lo, hi) of key hashes (``rationalizer.key_hash``: 0 … 2**63 − 1,
-        both included), or ``[]`` for the whole partition. ``assign({("orders", 0): [(0, 2**62 - 1)]})`` works on
-        half of the keys; another process takes the other half.
-
-        Each range is claimed in the log, so two processes never work on one key at a time: while another member has
-        some of the keys, this one waits, and takes over when they are released, or their owner is silent for two
-        heartbeat intervals. Of a partition with several ranges, work begins when all of them are there. To change
-        ranges, close the consumer and make another one.
-
-        The other arguments are those of :meth:`consumer`; ``start`` is where the group begins on a partition that no
-        member ever held, for all keys. Each key is in order. Progress, tries and parked messages are kept by key.
-
-        Raises KeyRangeError for ranges of a topic of ``Marshal(ordered_topics=…)`` (89), ConfigurationError for what
-        is not possible here (a policy, transactions, shared batches, at most once), for ranges that overlap, and if
-        the coordination topic is below level 4.
-        """
-        given, named = checked_of_keys(options), checked_ranges(partitions)
-        topics = tuple(dict.fromkeys(topic for topic, _ in named))
-        if any(named.values()):
-            check_order(self._ordered, [topic for (topic, _), spans in named.items() if spans], "assign(…) with ranges")
-        found = ConsumerOptions.of(checked_topics(topics, self.topic), given, self.group_id, ranges=False)
-        keys = tuple((*key, spans) for key, spans in sorted(named.items()))
-        return self._made(AssignedConsumer, replace(found, settings=replace(found.settings, keys=keys)))
-
-    def _checked(
-        self, maker: str, kind: Any, topics: Sequence[str], given: Mapping[str, Any], *, ranges: bool = False
-    ) -> ConsumerOptions:
-        """The options of a maker; raises ConfigurationError for those that can't work."""
-        options = checked(f"Marshal.{maker}", kind, given)
-        found = ConsumerOptions.of(checked_topics(topics, self.topic), options, self.group_id, ranges=ranges)
-        return replace(found, committed=checked_isolation({**self.config, **found.config})) if ranges else found
-
-    def _made(self, kind: Callable[[Marshal, Driver, ConsumerOptions], M], options: ConsumerOptions) -> M:
+    def _open_consumer(self, kind: Callable[[Marshal, Driver, ConsumerOptions], M], options: ConsumerOptions) -> M:
         """A consumer, made on a thread of the library; it ends if it does not reach the caller."""
         self._check_open()
 
@@ -629,6 +622,11 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock):
         except BaseException:
             answer.receipt.left = True
             raise
+
+    @property
+    def heartbeat_interval(self) -> float:
+        """Seconds."""
+        return self._heartbeat_interval_ms / 1000
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "stopping" if self.stopping else "open"

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
+from functools import partial, wraps
 from inspect import Parameter, signature
-from itertools import pairwise
-from typing import Any, Final, Generic, NamedTuple, Self, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, Self, TypedDict, TypeVar, get_args
 
 from kafka_marshal import arguments
-from kafka_marshal.checkpoints import Checkpoint, CheckpointPolicy, Restore
+from kafka_marshal.checkpoints import CheckpointPolicy
+from kafka_marshal.client.modes import MODES, Batches, Claims, Group, Keys, Mode, Transactions
 from kafka_marshal.engine.effects import Callback
-from kafka_marshal.engine.key_share import Span
-from kafka_marshal.engine.policies import Balanced, Policy
+from kafka_marshal.engine.policies import Balanced
 from kafka_marshal.engine.settings import (
-    MAX_SHARES,
     REVOKE_RANGES_TIMEOUT_MS,
     REVOKE_TIMEOUT_MS,
     CheckpointOptions,
@@ -37,86 +35,39 @@ from kafka_marshal.errors import ConfigurationError, KeyRangeError
 from kafka_marshal.guard import report
 from kafka_marshal.logs import log
 from kafka_marshal.topic_names import DEFAULT_TOPIC, is_topic_name, snapshots_topic
-from kafka_marshal.types import Delivery, Key, Start, Strategy, WhenStuck
-from rationalizer.limits import MAX_KEY_HASH, MAX_SESSION_TIMEOUT_MS, MIN_SESSION_TIMEOUT_MS
+from kafka_marshal.types import Delivery, Start, WhenStuck
 
 F = TypeVar("F")
 T = TypeVar("T")
+P = ParamSpec("P")
 M = TypeVar("M", bound=Callable[..., object])
 
 # -- who has which ------------------------------------------------------------------------------------------------
 
 
-class OfEach(TypedDict, Generic[F], total=False):
-    """What every consumer takes; F: its callbacks."""
+class RangesArguments(TypedDict, Generic[F], total=False):
+    """The options of ``Marshal.ranges``, beside the mode: what every consumer takes; F: its callbacks."""
 
+    delivery: Delivery
     start: Start
     handler_timeout: float | None
     revoke_timeout: float | None
     position_lost: WhenStuck
+    checkpoints: CheckpointPolicy | None
     on_assign: F | None
     on_revoke: F | None
     on_lost: F | None
     config: Mapping[str, object] | None
 
 
-class OfMessages(TypedDict, total=False):
-    """What only consumers of messages take."""
+class ConsumerArguments(RangesArguments[F], Generic[F], total=False):
+    """The options of ``Marshal.consumer``, beside the mode."""
 
     batch_size: int
     auto_done: bool
     max_bytes_in_flight: int
     partition_stuck: WhenStuck
-
-
-class OfTransactions(TypedDict, total=False):
-    """What only consumers take that may process in transactions."""
-
-    transactions: bool
-    transaction_timeout: float
-    max_transactional_producers: int
-
-
-class OfGroup(TypedDict, total=False):
-    """What only members of coordinated groups take."""
-
-    strategy: Strategy
-    session_timeout_ms: int
-    checkpoints: CheckpointPolicy | None
-    on_checkpoint: Callable[[Checkpoint], object] | None
-    on_restore: Callable[[Restore], object] | None
-    on_completed: Callable[[int], object] | None
-
-
-class RangesArguments(OfEach[F], Generic[F], total=False):
-    """The options of ``Marshal.ranges``."""
-
-    delivery: Delivery
-    policy: Policy | None
-
-
-class ConsumerArguments(RangesArguments[F], OfMessages, OfTransactions, Generic[F], total=False):
-    """The options of ``Marshal.consumer``, except ``shared_batches``."""
-
-    claim_ahead: bool
-    max_shares: int
-
-
-class GroupRangesArguments(OfEach[F], OfGroup, Generic[F], total=False):
-    """The options of ``Marshal.group_ranges``."""
-
-    delivery: Delivery
-
-
-class GroupArguments(GroupRangesArguments[F], OfMessages, OfTransactions, Generic[F], total=False):
-    """The options of ``Marshal.group_consumer``."""
-
-    allow_key_share: bool
-    mirror_offsets: bool
-
-
-class AssignArguments(OfEach[F], OfMessages, Generic[F], total=False):
-    """The options of ``Marshal.assign``."""
+    exactly_once: Transactions | None
 
 
 # -- the table ----------------------------------------------------------------------------------------------------
@@ -128,16 +79,6 @@ TAKES: Final[Mapping[str, str]] = {"on_checkpoint": "checkpoint", "on_restore": 
 CALLBACKS: Final = ("on_assign", "on_revoke", "on_lost")
 
 DEFAULT_BATCH_SIZE = 1_000
-
-#: A little longer than two heartbeat intervals of a lease: after a death, its member's partitions move.
-DEFAULT_SESSION_TIMEOUT_MS = 10_000
-
-#: The default of ``transaction_timeout`` (s), and the least; the brokers' ``transaction.max.timeout.ms`` is the most.
-TRANSACTION_TIMEOUT_S = 60.0
-LEAST_TRANSACTION_TIMEOUT_S = 1.0
-
-#: The default of ``max_transactional_producers``: 256 threads, 512 descriptors and 32 MB.
-MOST_TRANSACTIONAL_PRODUCERS = 64
 
 #: Enough for 20 ms of a fast backlog, and no more than what librdkafka itself stores.
 DEFAULT_BYTES_IN_FLIGHT = 64_000_000
@@ -167,26 +108,22 @@ def _start(name: str, value: object) -> object:
     return value
 
 
-def _policy(name: str, value: object) -> Policy:
-    policy = Balanced() if value is None else value
-    if not isinstance(policy, Policy):
-        raise arguments.wrong(name, "a Policy such as Balanced()", policy)
-    if type(policy).wishes is Policy.wishes and type(policy).refine is Policy.refine:
-        raise arguments.wrong(name, "of a class that overrides wishes()", policy)
-    return policy
-
-
 def _seconds_or_none(name: str, value: object) -> object:
     if value is not None:
         arguments.seconds(name, value, above=0)
     return value
 
 
-def _transaction_timeout(name: str, value: object) -> float:
-    timeout = arguments.seconds(name, value)
-    if timeout < LEAST_TRANSACTION_TIMEOUT_S:
-        raise arguments.wrong(name, "at least 1 second", timeout)
-    return timeout
+def _checkpoints(name: str, value: object) -> object:
+    if value is not None:
+        arguments.an_instance(name, value, CheckpointPolicy, "a CheckpointPolicy, such as CheckpointPolicy()")
+    return value
+
+
+def _exactly_once(name: str, value: object) -> object:
+    if value is not None:
+        arguments.an_instance(name, value, Transactions, "Transactions(…), or None: progress goes to the log alone")
+    return value
 
 
 def check_callback(name: str, callback: T) -> T:
@@ -194,11 +131,6 @@ def check_callback(name: str, callback: T) -> T:
     if callback is not None:
         arguments.a_function(name, callback, "consumer, partitions")
     return callback
-
-
-def _with_others(name: str, value: object) -> object:
-    """What is checked together with other options."""
-    return value
 
 
 class Option(NamedTuple):
@@ -213,27 +145,15 @@ class Option(NamedTuple):
 OPTIONS: Final[Mapping[str, Option]] = {
     "delivery": Option("at-least-once", _one_of(Delivery)),
     "start": Option("earliest", _start),
-    "policy": Option(None, _policy),
-    "strategy": Option("sticky", _one_of(Strategy)),
-    "session_timeout_ms": Option(DEFAULT_SESSION_TIMEOUT_MS, _from(MIN_SESSION_TIMEOUT_MS, MAX_SESSION_TIMEOUT_MS)),
-    "allow_key_share": Option(False, arguments.a_flag),
-    "mirror_offsets": Option(False, arguments.a_flag),
     "batch_size": Option(DEFAULT_BATCH_SIZE, _from(1)),
     "handler_timeout": Option(None, _seconds_or_none),
     "revoke_timeout": Option(None, _seconds_or_none),
     "auto_done": Option(True, arguments.a_flag),
-    "claim_ahead": Option(False, arguments.a_flag),
     "max_bytes_in_flight": Option(DEFAULT_BYTES_IN_FLIGHT, _from(1)),
     "position_lost": Option("leave", _one_of(WhenStuck)),
     "partition_stuck": Option("leave", _one_of(WhenStuck)),
-    "transactions": Option(False, arguments.a_flag),
-    "transaction_timeout": Option(TRANSACTION_TIMEOUT_S, _transaction_timeout),
-    "max_transactional_producers": Option(MOST_TRANSACTIONAL_PRODUCERS, _from(1)),
-    "max_shares": Option(MAX_SHARES, _with_others),
-    "checkpoints": Option(None, _with_others),
-    "on_checkpoint": Option(None, _with_others),
-    "on_restore": Option(None, _with_others),
-    "on_completed": Option(None, _with_others),
+    "checkpoints": Option(None, _checkpoints),
+    "exactly_once": Option(None, _exactly_once),
     "on_assign": Option(None, check_callback),
     "on_revoke": Option(None, check_callback),
     "on_lost": Option(None, check_callback),
@@ -258,11 +178,67 @@ def takes(kind: Any, defaults: Mapping[str, object] = DEFAULTS) -> Callable[[M],
     return signed
 
 
+#: Names of before → what is given instead.
+_OLD: Final[Mapping[str, str]] = {
+    "policy": "mode=Claims(policy=…)",
+    "claim_ahead": "mode=Claims(claim_ahead=…)",
+    "group": "mode=Group(…)",
+    "strategy": "mode=Group(strategy=…)",
+    "session_timeout_ms": "mode=Group(session_timeout=…), in seconds",
+    "allow_key_share": "mode=Group(allow_key_share=…)",
+    "mirror_offsets": "mode=Group(mirror_offsets=…)",
+    "shared_batches": "mode=Batches()",
+    "max_shares": "mode=Batches(max_shares=…)",
+    "transactions": "exactly_once=Transactions() of the consumer",
+    "transaction_timeout": "exactly_once=Transactions(timeout=…)",
+    "max_transactional_producers": "exactly_once=Transactions(max_producers=…)",
+    "on_checkpoint": "checkpoints=CheckpointPolicy(on_checkpoint=…)",
+    "on_restore": "checkpoints=CheckpointPolicy(on_restore=…)",
+    "on_completed": "checkpoints=CheckpointPolicy(on_completed=…)",
+    "heartbeat_interval_ms": "heartbeat_interval=…, in seconds",
+    "auto_offset_reset": "start=…",
+    "group_consumer": "consumer(topics, mode=Group(…))",
+    "group_ranges": "ranges(topics, mode=Group(…))",
+    "assign": "consumer(mode=Keys({…}))",
+    "position": "assignment()",
+}
+
+
+def _instead(name: str) -> str:
+    return f"; it is {_OLD[name]} now" if name in _OLD else ""
+
+
 def check_names(maker: str, kind: Any, given: Mapping[str, object]) -> None:
     """Raises TypeError, as a call does, for an option that a kind does not have."""
+    refuse_unknown(maker, kind.__annotations__, given)
+
+
+def refuse_unknown(function: str, known: Container[str], given: Mapping[str, object]) -> None:
+    """Raises TypeError, as a call does, for an argument that is not known; it says what an old one is now."""
     for name in given:
-        if name not in kind.__annotations__:
-            raise TypeError(f"{maker}() got an unexpected keyword argument {name!r}")
+        if name not in known:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{_instead(name)}")
+
+
+def says_new(function: Callable[P, T]) -> Callable[P, T]:
+    """Has a call with an argument of before say what it is now."""
+    known = signature(function).parameters
+
+    @wraps(function)
+    def call(*given: P.args, **named: P.kwargs) -> T:
+        refuse_unknown(function.__qualname__, known, named)
+        return function(*given, **named)
+
+    return call
+
+
+class Renamed:
+    """What it had under another name before says so."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{_instead(name)}")
 
 
 def checked(maker: str, kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,15 +249,6 @@ def checked(maker: str, kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # -- all of them, checked together --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionOptions:
-    """How a consumer processes in transactions."""
-
-    #: The brokers end a transaction that is open for longer.
-    timeout_s: float
-    most_producers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +265,7 @@ class ConsumerOptions:
     #: Settings of librdkafka for this consumer, beside those of its Marshal.
     config: Mapping[str, object]
     #: None: progress goes to the log alone.
-    transactions: TransactionOptions | None = None
+    transactions: Transactions | None = None
     #: The user's functions of a group that takes checkpoints, by the names of their arguments; None: not given.
     state_callbacks: Mapping[str, Any] = field(default_factory=dict)
     #: Progress is also committed to the Kafka group of the same name.
@@ -307,21 +274,30 @@ class ConsumerOptions:
     committed: bool = True
 
     @classmethod
-    def of(cls, topics: tuple[str, ...], found: Mapping[str, Any], group_id: str, *, ranges: bool) -> Self:
+    def of(cls, topics: tuple[str, ...], found: Mapping[str, Any], group_id: str, mode: Mode, *, ranges: bool) -> Self:
         """Of what ``checked`` has found. Raises ConfigurationError for options that contradict each other."""
-        policy, callbacks = found.get("policy") or Balanced(), {name: found[name] for name in CALLBACKS}
-        at_most_once, claim_ahead = found.get("delivery") == "at-most-once", found.get("claim_ahead", False)
-        if claim_ahead and not at_most_once:
+        callbacks, at_most_once = {name: found[name] for name in CALLBACKS}, found["delivery"] == "at-most-once"
+        claims = mode if isinstance(mode, Claims) else None
+        group = mode if isinstance(mode, Group) else None
+        transactions: Transactions | None = found.get("exactly_once")
+        if claims and claims.claim_ahead and not at_most_once:
             raise ConfigurationError(
                 "claim_ahead=True is for delivery='at-most-once': at least once nothing is claimed before it is handled"
             )
-        transactions = _checked_transactions(found, group_id)
+        if transactions and not group_id.isascii():
+            raise ConfigurationError(
+                f"exactly_once= needs a group id of ASCII characters: librdkafka commits no offsets in transactions "
+                f"for group {group_id!r}. Nothing was claimed. Use another group id, or no transactions"
+            )
         handler_s, revoke_s = found["handler_timeout"], found["revoke_timeout"]
         revoke_s = handler_s if revoke_s is None else revoke_s
         default_revoke_ms = REVOKE_RANGES_TIMEOUT_MS if ranges else REVOKE_TIMEOUT_MS
         lost = frozenset({Why.POSITION}) if found["position_lost"] == "raise" else frozenset[Why]()
+        policy = (claims and claims.policy) or Balanced()
+        takes = _checked_checkpoints(found["checkpoints"], ranges=ranges)
+        keys = mode.partitions.items() if isinstance(mode, Keys) else None
         settings = ConsumerSettings(
-            at_most_once=at_most_once,
+            at_most_once=at_most_once and not isinstance(mode, Batches),
             policy=policy,
             start=found["start"],
             batch_size=found.get("batch_size", 1),
@@ -330,63 +306,43 @@ class ConsumerOptions:
             ranges=ranges,
             raises=lost | UNREADABLE if found.get("partition_stuck") == "raise" else lost,
             policy_raised=partial(report, f"the policy {type(policy).__name__}"),
-            claim_ahead=claim_ahead,
+            claim_ahead=bool(claims and claims.claim_ahead),
             max_bytes_in_flight=found.get("max_bytes_in_flight", DEFAULT_BYTES_IN_FLIGHT),
-            group=_checked_group(found, ranges=ranges) if "strategy" in found else None,
+            group=None
+            if group is None
+            else GroupOptions(group.strategy, group.session_timeout_ms, group.allow_key_share, takes),
+            sharing=SharingOptions(mode.max_shares, at_most_once=at_most_once) if isinstance(mode, Batches) else None,
+            keys=None if keys is None else tuple((*key, tuple(spans)) for key, spans in keys),
             transactions=transactions is not None,
             revoke_timeout_ms=default_revoke_ms if revoke_s is None else revoke_s * 1000,
         )
         if transactions is not None:
             _check_with_transactions(settings)
-        if settings.group is not None and settings.group.checkpoints is not None:
+        if takes is not None:
             _check_with_checkpoints(settings)
-        auto_done, mirrors = found.get("auto_done", False), found.get("mirror_offsets", False)
+        mirrors = group is not None and group.mirror_offsets
         if mirrors and transactions is not None:
             raise ConfigurationError(
-                "mirror_offsets=True is for progress that is in the log alone. With transactions=True, the offsets in "
+                "mirror_offsets=True is for progress that is in the log alone. With exactly_once=, the offsets in "
                 "Kafka are exact already, and a mirror could overwrite them. Nothing was claimed. Leave it out"
             )
-        state = {name: found.get(name) for name in TAKES}
-        return cls(topics, settings, callbacks, auto_done, found["config"], transactions, state, mirrors)
-
-
-def _checked_transactions(found: Mapping[str, Any], group_id: str) -> TransactionOptions | None:
-    """How to process in transactions; None: not at all."""
-    if not found.get("transactions"):
-        return None
-    if not group_id.isascii():
-        raise ConfigurationError(
-            f"transactions=True needs a group id of ASCII characters: librdkafka commits no offsets in "
-            f"transactions for group {group_id!r}. Nothing was claimed. Use another group id, or no transactions"
+        state = {name: getattr(found["checkpoints"], name, None) for name in TAKES}
+        return cls(
+            topics, settings, callbacks, found.get("auto_done", False), found["config"], transactions, state, mirrors
         )
-    return TransactionOptions(found["transaction_timeout"], found["max_transactional_producers"])
 
 
-def _checked_group(found: Mapping[str, Any], *, ranges: bool) -> GroupOptions:
-    """How a member joins its group."""
-    takes = _checked_checkpoints(found["checkpoints"], {name: found[name] for name in TAKES}, ranges=ranges)
-    return GroupOptions(found["strategy"], found["session_timeout_ms"], found.get("allow_key_share", False), takes)
-
-
-def _checked_checkpoints(
-    policy: CheckpointPolicy | None, callbacks: Mapping[str, Any], *, ranges: bool
-) -> CheckpointOptions | None:
+def _checked_checkpoints(policy: CheckpointPolicy | None, *, ranges: bool) -> CheckpointOptions | None:
     """How a member takes checkpoints; None: not at all. Raises ConfigurationError for what can't work.
 
     ranges: it takes ranges of offsets, and a cut waits for their end for as long as the barrier allows.
     """
-    given = {name: callback for name, callback in callbacks.items() if callback is not None}
-    for name, callback in given.items():
-        arguments.a_function(name, callback, TAKES[name])
     if policy is None:
-        if given:
-            raise ConfigurationError(
-                f"{' and '.join(given)} would never be called: this consumer takes no checkpoints. Nothing was "
-                "claimed. Add checkpoints=CheckpointPolicy()"
-            )
         return None
-    arguments.an_instance("checkpoints", policy, CheckpointPolicy, "a CheckpointPolicy, such as CheckpointPolicy()")
-    if "on_checkpoint" in given and "on_restore" not in given:
+    for name, wanted in TAKES.items():
+        if (callback := getattr(policy, name)) is not None:
+            arguments.a_function(name, callback, wanted)
+    if policy.on_checkpoint is not None and policy.on_restore is None:
         log(
             logging.WARNING,
             "no_restore",
@@ -401,7 +357,7 @@ def _checked_checkpoints(
         hold=policy.hold,
         save_all=policy.save == "all",
         adopt=policy.adopt,
-        has_callback="on_checkpoint" in given,
+        has_callback=policy.on_checkpoint is not None,
     )
 
 
@@ -409,14 +365,14 @@ def _check_with_transactions(settings: ConsumerSettings) -> None:
     """Raises ConfigurationError for options that contradict transactions (M8)."""
     if settings.at_most_once:
         raise ConfigurationError(
-            "transactions=True is for delivery='at-least-once', which is the default: with it, each message has its "
+            "exactly_once= is for delivery='at-least-once', which is the default: with it, each message has its "
             "effect exactly once. At most once, a crash loses messages instead. Nothing was claimed"
         )
     if settings.group is not None and settings.group.allow_key_share:
         raise ConfigurationError(
-            "transactions=True is for whole partitions: Kafka keeps one offset for a partition, not one for some of "
-            "its keys. Nothing was claimed. Leave out allow_key_share=True; run(…, order='key', transactions=True) "
-            "handles many keys of a partition at a time"
+            "exactly_once= is for whole partitions: Kafka keeps one offset for a partition, not one for some of its "
+            "keys. Nothing was claimed. Leave out allow_key_share=True; run(…, order='key') handles many keys of a "
+            "partition at a time"
         )
 
 
@@ -432,95 +388,39 @@ def _check_with_checkpoints(settings: ConsumerSettings) -> None:
         raise ConfigurationError(
             "a group takes checkpoints or processes in transactions, not both: Kafka's offset moves with each "
             "transaction, and can't go back with a loss. Nothing was claimed. For state: checkpoints= alone. For "
-            "output to Kafka, once for read_committed readers: transactions=True alone"
+            "output to Kafka, once for read_committed readers: exactly_once= alone"
         )
 
 
 # -- modes --------------------------------------------------------------------------------------------------------
 
 
-def checked_sharing(options: ConsumerOptions, given: Mapping[str, Any]) -> ConsumerOptions:
-    """The options of a consumer that shares its partitions; raises ConfigurationError for some that contradict that."""
-    settings = options.settings
-    if options.transactions is not None:
-        raise ConfigurationError(
-            "transactions=True is not possible with shared_batches=True: Kafka keeps one offset for a partition, and "
-            "sharers are at many places. Nothing was claimed. Leave out one of them"
-        )
-    if given.get("policy") is not None:
-        raise ConfigurationError(
-            "policy= is not possible with shared_batches=True: each member has a share of every partition. Nothing was "
-            "claimed. Leave out policy=; max_shares= limits the partitions of a member"
-        )
-    if settings.claim_ahead:
-        raise ConfigurationError(
-            "claim_ahead=True is not possible with shared_batches=True: the next batch is taken ahead in any case. "
-            "Nothing was claimed. Leave it out"
-        )
-    most = arguments.a_whole("max_shares", given.get("max_shares", MAX_SHARES), 1)
-    sharing = SharingOptions(max_shares=most, at_most_once=settings.at_most_once)
-    return replace(options, settings=replace(settings, at_most_once=False, sharing=sharing))
-
-
-#: What has another form: argument → why, and what to do instead.
-_ELSEWHERE = {
-    "policy": "assign(…) names the partitions, and a policy would choose them. Leave out policy=; consumer(topics, "
-    "policy=…) has one",
-    "transactions": "Kafka keeps one offset for a partition, not one for some of its keys. Use consumer(topics, "
-    "transactions=True), which holds partitions whole; run(…, order='key', transactions=True) handles many keys of one",
-    "shared_batches": "keys and batches are two ways to share a partition, and exclude each other. Use "
-    "consumer(topics, shared_batches=True)",
-    "claim_ahead": "it is for delivery='at-most-once', which consumer(topics) has. Leave it out",
-}
-
-
-def _refused(what: str, why: str) -> ConfigurationError:
-    return ConfigurationError(f"{what} is not possible with assign(…): {why}. Nothing was claimed")
-
-
-def checked_of_keys(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of ``assign``, each checked by itself; raises ConfigurationError for what it can't have."""
-    own = {name: value for name, value in given.items() if name != "delivery" and name not in _ELSEWHERE}
-    check_names("assign", AssignArguments, own)
-    if _one_of(Delivery)("delivery", given.get("delivery", "at-least-once")) == "at-most-once":
-        raise _refused("delivery='at-most-once'", "a batch is claimed of a whole partition. Use consumer(topics)")
-    for name, why in _ELSEWHERE.items():
-        if given.get(name):
-            raise _refused(f"{name}=", why)
-    return checked("assign", AssignArguments, own)
-
-
-def checked_ranges(partitions: object) -> dict[Key, tuple[Span, ...]]:
-    """Ranges by partition, ascending; raises ConfigurationError for what can't be claimed."""
-    wanted = "a mapping from (topic, partition) to a list of ranges (lo, hi) of key hashes, [] for the whole partition"
-    if not isinstance(partitions, Mapping) or not partitions:
-        raise arguments.wrong("partitions", wanted, partitions, "Nothing was claimed")
-    found: dict[Key, tuple[Span, ...]] = {}
-    for key, ranges in partitions.items():
-        ((topic, number),) = arguments.partitions("partitions", [key])
-        if not isinstance(ranges, Sequence) or isinstance(ranges, str | bytes):
-            raise arguments.wrong("partitions", wanted, partitions, "Nothing was claimed")
-        found[topic, number] = _disjoint((topic, number), sorted(_checked(each) for each in ranges))
-    return found
-
-
-def _checked(span: object) -> Span:
-    if not isinstance(span, Sequence) or isinstance(span, str | bytes) or len(span) != 2:
-        raise arguments.wrong("a range of key hashes", "(lo, hi), both included", span, "Nothing was claimed")
-    lo, hi = (arguments.a_whole("a key hash", each, 0, MAX_KEY_HASH) for each in span)
-    if lo > hi:
-        raise arguments.wrong("a range of key hashes", "(lo, hi) with lo ≤ hi", span, "Nothing was claimed")
-    return lo, hi
-
-
-def _disjoint(key: Key, spans: list[Span]) -> tuple[Span, ...]:
-    for before, span in pairwise(spans):
-        if span[0] <= before[1]:
+def check_mode(mode: object, found: Mapping[str, Any], *, ranges: bool) -> None:
+    """Raises ConfigurationError for what is no mode, and for options that are not possible with it."""
+    wanted = "Claims(…) or Group(…)" if ranges else MODES
+    arguments.an_instance("mode", mode, get_args(Claims | Group if ranges else Mode), wanted)
+    for name in () if not ranges else ("claim_ahead", "allow_key_share", "mirror_offsets"):
+        if getattr(mode, name, False):
             raise ConfigurationError(
-                f"{key[0]} [{key[1]}]: the ranges {before} and {span} have keys in common: this process would wait for "
-                "itself. Nothing was claimed. Both ends of a range are included: (0, 9), (10, 19)"
+                f"{name}=True is not possible for ranges: partitions are taken whole. Nothing was claimed. Leave it out"
             )
-    return tuple(spans)
+    for name, why in mode.cannot.items():  # type: ignore[attr-defined]
+        value = found.get(name)
+        if value is not None and value != "at-least-once":
+            shown = f"{name}={value!r}" if isinstance(value, str) else f"{name}="
+            raise ConfigurationError(
+                f"{shown} is not possible with mode={type(mode).__name__}(…): {why}. Nothing was claimed"
+            )
+
+
+def check_shared(ordered: frozenset[str], topics: Sequence[str], mode: Mode) -> None:
+    """Raises KeyRangeError (89) if this mode shares a partition whose order counts."""
+    if isinstance(mode, Keys):
+        check_order(ordered, mode.topics_in_part, "Keys(…) with ranges")
+    elif isinstance(mode, Batches):
+        check_order(ordered, topics, "mode=Batches()")
+    elif isinstance(mode, Group) and mode.allow_key_share:
+        check_order(ordered, topics, "allow_key_share=True")
 
 
 def check_order(ordered: frozenset[str], topics: Sequence[str], what: str) -> None:

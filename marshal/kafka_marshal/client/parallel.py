@@ -20,6 +20,7 @@ from kafka_marshal.client.committing import Committers, LettersInTransactions
 from kafka_marshal.client.dead_letter_writer import DeadLetterWriter, check_topic
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import MOST_ATTEMPTS, RunOptions
+from kafka_marshal.client.transactions import TransactionalProducers
 from kafka_marshal.client.tries import LOOK_S, Call, Tries
 from kafka_marshal.client.workers import Tasks, Threads
 from kafka_marshal.engine.work.lanes import HELD_BACK_MS, Lanes
@@ -103,8 +104,8 @@ class Runner:
         self._workers = self._tries.workers = Tasks(self._tries, loop) if options.is_async else Threads(self._tries)
         lanes.handlers = self._workers
         self._committers: Committers | None = None
-        if options.transactions:
-            self._prepare_transactions(options.dead_letters)
+        if consumer._transactions is not None:
+            self._prepare_transactions(consumer._transactions, options.dead_letters)
         elif options.dead_letters is not None:
             self._tries.letters = DeadLetterWriter(consumer, options.dead_letters, self._tries)
         self._looked_at = self._stuck_since = 0.0
@@ -113,14 +114,13 @@ class Runner:
         #: While nothing succeeds here: what other members had done.
         self._elsewhere = Elsewhere()
 
-    def _prepare_transactions(self, dead_letters: str | None) -> None:
+    def _prepare_transactions(self, transactions: TransactionalProducers, dead_letters: str | None) -> None:
         tries, consumer, letters = self._tries, self._consumer, None
-        assert consumer._transactions is not None  # RunOptions.checked has seen to it
         if dead_letters is not None:
             check_topic(consumer, dead_letters, self._call)
             tries.letters = letters = LettersInTransactions(dead_letters, tries, tries.failures.secrets)
         attempts = self._options.retry.attempts or MOST_ATTEMPTS
-        self._committers = Committers(consumer, tries, consumer._transactions, letters, attempts)
+        self._committers = Committers(consumer, tries, transactions, letters, attempts)
         tries.heard = self._committers.heard
 
     def _made(self) -> Lanes:

@@ -379,7 +379,7 @@ class RangeConsumer(AnyConsumer["RangeConsumer"]):
 
 
 class GroupRangeConsumer(GroupMember, RangeConsumer):
-    """A member of a coordinated group, with all methods of a RangeConsumer. Made by :meth:`Marshal.group_ranges`."""
+    """A member of a coordinated group, and a RangeConsumer. Made by ``marshal.ranges(…, mode=Group())``."""
 
     def wait_done(self, ends: Mapping[Key, int], timeout: float) -> bool:
         """As :meth:`RangeConsumer.wait_done`; what this member has done goes into a checkpoint for it."""

@@ -79,20 +79,20 @@ class SharedBatch(Batch):
         for message in arguments.several("messages", list(messages), "messages of this batch"):
             self._consumer._say(cast("Any", message))
 
-    def park(self, message: ports.Message, why: str) -> None:
+    def park(self, message: ports.Message, reason: str) -> None:
         """Set a message aside until an operator decides (kafka-marshal redrive, or discard); all others continue.
 
-        ``why``: 1 to 64 bytes for people, such as the class of an exception.
+        ``reason``: 1 to 64 bytes for people, such as the class of an exception.
         """
-        arguments.text("why", why)
-        if not 0 < len(why.encode()) <= MAX_REASON_BYTES or not why.isprintable():
-            raise arguments.wrong("why", f"1 to {MAX_REASON_BYTES} bytes that can be printed", why)
+        arguments.text("reason", reason)
+        if not 0 < len(reason.encode()) <= MAX_REASON_BYTES or not reason.isprintable():
+            raise arguments.wrong("reason", f"1 to {MAX_REASON_BYTES} bytes that can be printed", reason)
         offset, key = message.offset(), message.key()
         if offset is None:
             raise arguments.wrong("message", "a message of this batch", message)
         of = key_hash(key.encode() if isinstance(key, str) else key, offset)
         consumer, delivery = self._consumer, cast("SharedConsumer", self._consumer._engine).delivery
-        consumer._say(partial(consumer._take, delivery.park, self._run, offset, of, why))
+        consumer._say(partial(consumer._take, delivery.park, self._run, offset, of, reason))
         consumer._tell()
 
     def _aside(self) -> set[int]:
@@ -115,14 +115,14 @@ class SharedBatch(Batch):
 
 
 class ShareConsumer(Consumer):
-    """Delivers batches of the partitions that it shares. Made by ``marshal.consumer(…, shared_batches=True)``."""
+    """Delivers batches of the partitions that it shares. Made by ``marshal.consumer(…, mode=Batches())``."""
 
     def _enter(self, *of: Any) -> None:
         self._driver.read_all()
         level = min((world.level for world in self._driver.replica.worlds.values()), default=SHARING_LEVEL)
         if level < SHARING_LEVEL:
             raise ConfigurationError(
-                f"shared_batches=True needs level {SHARING_LEVEL} of the coordination topic "
+                f"mode=Batches() needs level {SHARING_LEVEL} of the coordination topic "
                 f"{self._driver.replica.topic!r}, which is at level {level}. Nothing was claimed. Raise it, once all "
                 "members run a release that knows it: kafka-marshal upgrade"
             )
@@ -184,17 +184,17 @@ class ShareConsumer(Consumer):
     @staticmethod
     def _not_shared(what: str) -> ConfigurationError:
         return ConfigurationError(
-            f"{what} is not possible with shared_batches=True: the log gives batches to members. Nothing was "
+            f"{what} is not possible with mode=Batches(): the log gives batches to members. Nothing was "
             "delivered or changed. Use batches(), or run(handle, order='none')"
         )
 
 
 class AssignedConsumer(Consumer):
-    """A consumer of the partitions, or the keys, that the program has named. Made by :meth:`Marshal.assign`."""
+    """Its partitions, or their keys, are named by the program. Made by ``marshal.consumer(mode=Keys({…}))``."""
 
     def _enter(self, *of: Any) -> None:
         self._driver.read_all()
-        self._require_sharing_level("assign(…)")
+        self._require_sharing_level("mode=Keys(…)")
         super()._enter(*of)
         subscription = self._engine.subscription
         exist = {topic for topic, _ in subscription.partitions}

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from kafka_marshal.client.batch import Batch
-from kafka_marshal.client.transactions import ABORTED, Headers, Output, Transactions, dropped, output
+from kafka_marshal.client.transactions import ABORTED, Headers, Output, TransactionalProducers, dropped, output
 from kafka_marshal.engine.inputs import T, Ts
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.consumer import ConsumerEngine
@@ -29,7 +29,7 @@ class Host(Protocol):
 
     _driver: Driver
     _engine: ConsumerEngine
-    _transactions: Transactions | None
+    _transactions: TransactionalProducers | None
 
     def _ask(self, function: Callable[..., None], *args: object) -> Answer[None]: ...
 

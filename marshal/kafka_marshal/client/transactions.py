@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from kafka_marshal import arguments
-from kafka_marshal.client.options import TransactionOptions
+from kafka_marshal.client.modes import Transactions
 from kafka_marshal.engine.effects import TakeOver, TakeOverStep
 from kafka_marshal.engine.figures import Distribution, Histogram
 from kafka_marshal.engine.inputs import Ts
@@ -171,10 +171,10 @@ class Committing(Protocol):
     ) -> None: ...
 
 
-class Transactions:
-    """At most ``most_producers`` producers, one for each partition; the least recently used is closed for another."""
+class TransactionalProducers:
+    """At most ``max_producers`` producers, one for each partition; the least recently used is closed for another."""
 
-    def __init__(self, driver: Driver, options: TransactionOptions, config: Mapping[str, object]) -> None:
+    def __init__(self, driver: Driver, options: Transactions, config: Mapping[str, object]) -> None:
         self._driver = driver
         self._options = options
         self._config = config
@@ -264,14 +264,14 @@ class Transactions:
             self._leave(kept)
 
     def _made(self, transactional_id: str) -> TransactionalProducer:
-        timeout_ms = round(self._options.timeout_s * 1000)
+        timeout_ms = round(self._options.timeout * 1000)
         make = self._driver.cluster.transactional_producer
         return make(transactional_id, self._config, transaction_timeout_ms=timeout_ms)
 
     def _make_room(self, asked: TakeOver) -> None:
         """Close the least recently used producer that no thread needs, if there are too many; wait for one."""
         until = self._driver.monotonic() + STEP_TIMEOUT_S
-        while len(self._kept) >= self._options.most_producers:
+        while len(self._kept) >= self._options.max_producers:
             idle = next((x for x in self._kept.items() if self._is_idle(asked.consumer, *x)), None)
             if idle is not None:
                 self._retire(*idle)
@@ -279,8 +279,8 @@ class Transactions:
             left_s = until - self._driver.monotonic()
             if left_s <= 0 or self._is_over:
                 raise KafkaUnavailableError(
-                    f"all {self._options.most_producers} transactional producers of this consumer are in use "
-                    "(max_transactional_producers)"
+                    f"all {self._options.max_producers} transactional producers of this consumer are in use "
+                    "(max_producers)"
                 )
             self._news.wait(min(left_s, 0.1))
 
@@ -298,14 +298,14 @@ class Transactions:
         try:
             kept.producer.begin()
             metadata = metadata_of(asked.token, self._log_name)
-            kept.producer.commit(self._group_id, asked.key, asked.offset, metadata, self._options.timeout_s)
+            kept.producer.commit(self._group_id, asked.key, asked.offset, metadata, self._options.timeout)
         finally:
             self._leave(kept)
 
     def _warn_of_many(self, number: int) -> None:
         consumer = self._driver.engine.consumers.get(number)
         held = 0 if consumer is None else len(consumer.assignments)
-        most = self._options.most_producers
+        most = self._options.max_producers
         if held <= most or self._is_said:
             return
         self._is_said = True
@@ -315,7 +315,7 @@ class Transactions:
             "transactional_producers",
             "this consumer works on %d partitions and keeps at most %d transactional producers: to commit one of the "
             "others takes about 0.1 s longer, since its producer is made again. Nothing is lost. Share the partitions "
-            "among more processes, or raise max_transactional_producers (each costs %d threads, %d descriptors and "
+            "among more processes, or raise Transactions(max_producers=…) (each costs %d threads, %d descriptors and "
             "%g MB)",
             held,
             most,
@@ -405,7 +405,7 @@ class Transactions:
             self._leave(kept)
 
     def _produce(self, kept: _Kept, assignment: Assignment, outputs: Sequence[Output], last_offset: int) -> None:
-        producer, timeout_s, began = kept.producer, self._options.timeout_s, self._driver.monotonic()
+        producer, timeout_s, began = kept.producer, self._options.timeout, self._driver.monotonic()
         try:
             producer.begin()
             for each in outputs:

@@ -27,7 +27,7 @@ def coordinated_group(group_id: str) -> WrongKindError:
     """The error if the group is coordinated: it has members and generations, so no lease of it can be claimed."""
     return WrongKindError(
         f"group {group_id!r} is a coordinated group: its members share out partitions, and no lease of it can be "
-        "claimed. Nothing was changed. Use marshal.group_consumer (for ranges marshal.group_ranges, for ClaimedBatches "
-        "group=True), another group_id, or make it a claimed group: "
+        "claimed. Nothing was changed. Use mode=Group() of marshal.consumer, marshal.ranges and "
+        "ClaimedBatches, another group_id, or make it a claimed group: "
         f"kafka-marshal convert-group {quote(group_id)} --to claimed"
     )

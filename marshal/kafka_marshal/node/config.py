@@ -10,6 +10,7 @@ import uuid
 from kafka_marshal import arguments
 from kafka_marshal.errors import ConfigurationError
 from rationalizer import ClaimingPartition, InvalidRecordError
+from rationalizer.limits import MAX_HEARTBEAT_INTERVAL_MS, MIN_HEARTBEAT_INTERVAL_MS
 
 #: How long a start waits for Kafka by default, and what librdkafka no longer accepts.
 START_TIMEOUT_S = 15.0
@@ -29,20 +30,18 @@ def check_bootstrap(bootstrap_servers: str) -> None:
         raise arguments.wrong("bootstrap_servers", wanted, bootstrap_servers)
 
 
-def check_ids(group_id: str, client_id: str, heartbeat_interval_ms: int) -> None:
-    """Refuse what no replica would accept (E2); raises ConfigurationError."""
+def check_ids(group_id: str, client_id: str, heartbeat_interval: float) -> int:
+    """Refuse what no replica would accept (E2); raises ConfigurationError. Returns the heartbeat interval in ms."""
     for name, value in (("group_id", group_id), ("client_id", client_id)):
         arguments.text(name, value)
-    if isinstance(heartbeat_interval_ms, bool) or not isinstance(heartbeat_interval_ms, int):
-        raise ConfigurationError(
-            f"heartbeat_interval_ms must be an int (milliseconds), not {heartbeat_interval_ms!r}. Nothing was sent"
-        )
+    least, most = MIN_HEARTBEAT_INTERVAL_MS / 1000, MAX_HEARTBEAT_INTERVAL_MS / 1000
+    heartbeat_ms = round(arguments.seconds_within("heartbeat_interval", heartbeat_interval, least, most) * 1000)
     try:
-        ClaimingPartition("instance", client_id, group_id, "topic", 0, heartbeat_interval_ms)
+        ClaimingPartition("instance", client_id, group_id, "topic", 0, heartbeat_ms)
     except InvalidRecordError as error:
-        given = {"group_id": group_id, "client_id": client_id, "heartbeat_interval_ms": heartbeat_interval_ms}
-        shown = ", ".join(f"{name}={value!r:.60}" for name, value in given.items())
+        shown = f"group_id={group_id!r:.60}, client_id={client_id!r:.60}"
         raise ConfigurationError(f"no member would accept records with {shown}: {error}") from error
+    return heartbeat_ms
 
 
 def check_threads() -> None:

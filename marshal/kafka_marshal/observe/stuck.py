@@ -242,7 +242,7 @@ _OPEN_STATES = (1, 2, 3)
 _OFFSETS_TOPIC = "__consumer_offsets"
 
 
-class Transaction(NamedTuple):
+class OpenTransaction(NamedTuple):
     """A transaction that has not ended."""
 
     transactional_id: str
@@ -283,7 +283,7 @@ def offsets_held_text(cluster: Cluster, group_id: str) -> str:
     return ""
 
 
-def _named(found: Transaction, now_ms: float) -> str:
+def _named(found: OpenTransaction, now_ms: float) -> str:
     since = span_text(max(0, now_ms - found.since_ms), False)
     return (
         f"transactional id {found.transactional_id!r}, producer {found.producer_id}, epoch {found.producer_epoch}, "
@@ -291,7 +291,7 @@ def _named(found: Transaction, now_ms: float) -> str:
     )
 
 
-def _behind_text(key: TopicPartition, at: int, transaction: Transaction | None, now_ms: int) -> str:
+def _behind_text(key: TopicPartition, at: int, transaction: OpenTransaction | None, now_ms: int) -> str:
     tool, place = "kafka-transactions.sh --bootstrap-server ADDRESS", f"--topic {key[0]} --partition {key[1]}"
     named = f"{tool} describe-producers {place} names it"
     if transaction is not None:
@@ -303,9 +303,11 @@ def _behind_text(key: TopicPartition, at: int, transaction: Transaction | None, 
     )
 
 
-def open_transactions(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Transaction]:
+def open_transactions(
+    cluster: Cluster, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, OpenTransaction]:
     """The oldest open transaction of each of these partitions, as far as it can be found (*blocking*)."""
-    found: dict[TopicPartition, Transaction] = {}
+    found: dict[TopicPartition, OpenTransaction] = {}
     if not partitions:
         return found
     with suppress(MarshalError):
@@ -315,7 +317,7 @@ def open_transactions(cluster: Cluster, partitions: Collection[TopicPartition]) 
     return found
 
 
-def _transactions(cluster: Cluster) -> Iterator[Transaction]:
+def _transactions(cluster: Cluster) -> Iterator[OpenTransaction]:
     until = time.monotonic() + READ_S
     info = cluster.topic_info([STATE_TOPIC], READ_S).get(STATE_TOPIC)
     marks = cluster.watermarks([(STATE_TOPIC, number) for number in range(info.partitions if info else 0)], READ_S)
@@ -339,7 +341,7 @@ def _transactions(cluster: Cluster) -> Iterator[Transaction]:
                     yield one
 
 
-def parse(key: bytes, value: bytes) -> Transaction | None:
+def parse(key: bytes, value: bytes) -> OpenTransaction | None:
     """A record of the topic; None: the transaction has ended, or the record is of a version that is not known."""
     name, fields = _Fields(key), _Fields(value)
     if name.number(2) != 0 or (version := fields.number(2)) not in (0, 1):
@@ -354,7 +356,7 @@ def parse(key: bytes, value: bytes) -> Transaction | None:
         partitions |= {(topic, fields.number(4)) for _ in range(fields.count())}
         fields.skip_tags()
     fields.number(8)
-    return Transaction(name.string(), numbers[0], numbers[1], numbers[2], fields.number(8), frozenset(partitions))
+    return OpenTransaction(name.string(), numbers[0], numbers[1], numbers[2], fields.number(8), frozenset(partitions))
 
 
 class _Fields:

@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from types import MappingProxyType, TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, ParamSpec, Self, TypeVar
 from weakref import WeakMethod
 
 from py4j.protocol import Py4JError
@@ -35,13 +35,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_marshal import arguments
+from kafka_marshal.checkpoints import CheckpointPolicy
 from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.client.checkpointing import Checkpoints
 from kafka_marshal.client.group_consumer import Piece
 from kafka_marshal.client.marshal import Marshal
-from kafka_marshal.client.options import OfGroup, check_callback, check_names
+from kafka_marshal.client.modes import Claims, Group
+from kafka_marshal.client.options import check_callback, says_new
 from kafka_marshal.client.ranges import GroupRangeConsumer, PiecesOfRangesCallback, RangeConsumer, RangesCallback
-from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.engine.work.stuck import Stuck, unrepresentable
 from kafka_marshal.errors import (
@@ -71,7 +72,7 @@ from kafka_marshal.pipeline.reading import (
 )
 from kafka_marshal.pipeline.session import check_session, first_line, kafka_options
 from kafka_marshal.runtime import MOST_STAMP_MS
-from kafka_marshal.types import Delivery, Key, Start, TopicPartition, WhenStuck
+from kafka_marshal.types import Delivery, Key, Offsets, Start, TopicPartition, WhenStuck
 
 __all__ = ["ClaimedBatch", "ClaimedBatches", "Totals"]
 
@@ -239,27 +240,6 @@ def _name(given: OffsetRange) -> str:
     return f"{given.topic} [{given.partition}]"
 
 
-def make_member(
-    marshal: Marshal, topics: Sequence[str], *, group: bool, policy: Policy | None, of_group: OfGroup, **shared: Any
-) -> RangeConsumer:
-    """A consumer of ranges; shared: the arguments that both kinds take."""
-    check_names("ClaimedBatches", OfGroup, of_group)
-    given = [name for name, value in of_group.items() if value is not None]
-    if not arguments.a_flag("group", group):
-        if given:
-            raise ConfigurationError(
-                f"{', '.join(given)}: for a member of a coordinated group, and these batches claim their partitions. "
-                "Nothing was claimed. Add group=True, at all drivers of the group"
-            )
-        return marshal.ranges(topics, policy=policy, **shared)
-    if policy is not None:
-        raise ConfigurationError(
-            "policy= decides what a member claims, and with group=True the group assigns partitions. Nothing was "
-            "claimed. Leave it out, and choose a strategy="
-        )
-    return marshal.group_ranges(topics, **of_group, **shared)
-
-
 class CheckpointCalls:
     """The calls for checkpoints; ConfigurationError if the driver claims its partitions."""
 
@@ -283,11 +263,13 @@ class CheckpointCalls:
             return self._consumer
         raise ConfigurationError(
             f"{what} is for a group that takes checkpoints, and these batches claim their partitions. Nothing was "
-            "changed. Add group=True and checkpoints=CheckpointPolicy(), at all drivers of the group"
+            "changed. Use mode=Group() and checkpoints=CheckpointPolicy(), at all drivers of the group"
         )
 
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
+
+_CLAIMS = Claims()
 
 #: Wait between two checks for other drivers' progress, once everything is done here.
 WAIT_S = 0.1
@@ -300,22 +282,30 @@ BatchFunction = Callable[[DataFrame, ClaimedBatch], object]
 class ClaimedBatches(CheckpointCalls):
     """Claims partitions of these topics for this Spark driver and delivers their records in rounds.
 
-    ``max_records_per_batch``: most offsets of one round, shared fairly over the partitions held. ``delivery``:
-    ``"at-least-once"`` (a failed round is repeated) or ``"at-most-once"`` (a round is granted by the log before it is
-    read; a failure loses it). ``policy``, ``start``, ``handler_timeout`` (seconds that a round may take, else its
-    leases go to other members), ``revoke_timeout`` (the same for a round with a lease that another member claims;
-    600) and the callbacks are those of :meth:`Marshal.ranges`. ``options`` are passed to Spark's Kafka connector
-    (``minPartitions``, ``includeHeaders``, ``kafka.…``); the connection is the Marshal's, translated for Spark.
+    ``max_records_per_batch``: most offsets of one round, shared fairly over the partitions held.
 
-    ``group=True``: this driver is a member of a coordinated group, which assigns partitions; ``strategy``,
-    ``session_timeout_ms``, ``checkpoints``, ``on_checkpoint``, ``on_restore``, ``on_completed`` and the callbacks are
-    those of :meth:`Marshal.group_ranges`. With ``checkpoints``, a round commits nothing: progress moves when a
-    checkpoint is complete, with the state that ``on_checkpoint`` saves between two rounds.
+    ``mode``: :class:`Claims`, or :class:`Group`: this driver is a member of a coordinated group.
+
+    ``delivery``: ``"at-least-once"`` (a failed round is repeated) or ``"at-most-once"`` (a round is granted by the log
+    before it is read; a failure loses it).
+
+    ``handler_timeout`` (seconds): how long a round may take, else its leases go to other members.
+
+    ``revoke_timeout`` (seconds, 600 by default): the same for a round with a lease that another member claims.
+
+    ``checkpoints`` (with ``mode=Group()``): a round commits nothing; progress moves when a checkpoint is complete, with
+    the state that ``on_checkpoint`` saves between two rounds.
+
+    ``start``, ``position_lost`` and the callbacks are those of :meth:`Marshal.ranges`.
+
+    ``options``: for Spark's Kafka connector (``minPartitions``, ``includeHeaders``, ``kafka.…``); the connection is the
+    Marshal's, translated for Spark.
 
     Raises SparkSetupError (no connector, or versions that do not match), TopicAbsentError, and ConfigurationError for
     what can't work, such as at most once with ``spark.speculation`` or ``spark.task.maxFailures`` above 1.
     """
 
+    @says_new
     def __init__(
         self,
         spark: SparkSession,
@@ -323,18 +313,17 @@ class ClaimedBatches(CheckpointCalls):
         topics: Sequence[str],
         *,
         max_records_per_batch: int = 1_000_000,
+        mode: Claims | Group = _CLAIMS,
         delivery: Delivery = "at-least-once",
-        policy: Policy | None = None,
         start: Start = "earliest",
         handler_timeout: float | None = None,
         revoke_timeout: float | None = None,
         position_lost: WhenStuck = "leave",
-        group: bool = False,
+        checkpoints: CheckpointPolicy | None = None,
         on_assign: RangesCallback | PiecesOfRangesCallback | None = None,
         on_revoke: RangesCallback | PiecesOfRangesCallback | None = None,
         on_lost: RangesCallback | PiecesOfRangesCallback | None = None,
         options: Mapping[str, str] = _NOTHING,
-        **of_group: Unpack[OfGroup],
     ) -> None:
         _check_kind(spark)
         options = check_options(options)
@@ -354,24 +343,23 @@ class ClaimedBatches(CheckpointCalls):
         self._max_records = max_records_per_batch
         self._at_most_once = delivery == "at-most-once"
         self._on_lost: Callable[..., object] | None = on_lost
-        self._has_state = of_group.get("on_checkpoint") is not None
-        self._takes_checkpoints = of_group.get("checkpoints") is not None
+        self._has_state = checkpoints is not None and checkpoints.on_checkpoint is not None
+        self._takes_checkpoints = checkpoints is not None
         self._round: Round | None = None
         self._working = threading.Lock()
         self._options = kafka_options(marshal.bootstrap_servers, marshal.config, options)
         self._gate = Gate(spark) if self._at_most_once else None
         try:
-            self._consumer = make_member(
-                marshal,
+            make: Callable[..., RangeConsumer] = marshal.ranges
+            self._consumer = make(
                 topics,
-                group=group,
-                policy=policy,
-                of_group=of_group,
+                mode=mode,
                 delivery=delivery,
                 start=start,
                 handler_timeout=handler_timeout,
                 revoke_timeout=revoke_timeout,
                 position_lost=position_lost,
+                checkpoints=checkpoints,
                 on_assign=on_assign,
                 on_revoke=on_revoke,
                 on_lost=_weakly(self._lost),
@@ -536,7 +524,7 @@ class ClaimedBatches(CheckpointCalls):
             return False
         if not batch.valid:
             return True
-        return self._consumer.wait_lost(batch.ranges, 2 * self._marshal.heartbeat_interval_ms / 1000)
+        return self._consumer.wait_lost(batch.ranges, 2 * self._marshal.heartbeat_interval)
 
     def _lost(self, consumer: RangeConsumer, partitions: list[TopicPartition] | list[Piece]) -> None:
         """on_lost, on the callback thread."""
@@ -630,13 +618,13 @@ class ClaimedBatches(CheckpointCalls):
         return self._consumer.lost_positions
 
     @property
-    def gaps(self) -> list[tuple[str, int, int, int]]:
-        """Offsets that retention deleted before they were handled: (topic, partition, first, last offset)."""
+    def gaps(self) -> list[Offsets]:
+        """Offsets that retention deleted before they were handled."""
         return self._consumer.gaps
 
     @property
-    def unprocessed(self) -> list[tuple[str, int, int, int]]:
-        """At most once: offsets granted but never passed to fn: (topic, partition, first, last offset)."""
+    def unprocessed(self) -> list[Offsets]:
+        """At most once: offsets granted but never passed to fn."""
         return self._consumer.unprocessed
 
     # Ending.

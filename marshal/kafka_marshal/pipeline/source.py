@@ -41,6 +41,7 @@ from kafka_marshal.adapters.kafka.range_reader import StoredMessage, read_range
 from kafka_marshal.adapters.message import headers_of
 from kafka_marshal.arguments import MOST_OFFSET, near
 from kafka_marshal.client.marshal import Marshal
+from kafka_marshal.client.modes import Claims
 from kafka_marshal.client.options import checked_topics
 from kafka_marshal.engine.policies import Balanced, Greedy, Policy
 from kafka_marshal.engine.work.ranges import OffsetRange
@@ -88,7 +89,7 @@ _INSTEAD: Mapping[str, str] = MappingProxyType(
 )
 
 #: Options of a member of a coordinated group, which a stream can't be.
-_OF_GROUPS = ("checkpoints", "group", "strategy", "session_timeout_ms")
+_OF_GROUPS = ("checkpoints", "group", "strategy", "session_timeout")
 
 #: Options that Spark adds for every source.
 _SPARKS = ("path", "__")
@@ -108,7 +109,7 @@ class SourceOptions:
     #: librdkafka properties: the options that start with ``kafka.``, without that.
     config: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     coordination_topic: str = DEFAULT_TOPIC
-    heartbeat_interval_ms: int = 3_000
+    heartbeat_interval: float = 3.0
     #: Most offsets of one micro-batch, shared fairly over the partitions held.
     max_records_per_batch: int = 1_000_000
     #: Minimum number of tasks if there are enough records: ranges are cut for it. 0: one task per partition.
@@ -160,7 +161,7 @@ class SourceOptions:
         values |= {name: read(name, values[name]) for name, read in _READ.items() if name in values}
         values["client_id"] = values.get("client_id") or new_client_id()
         made = cls(**values, config=tuple(sorted(config.items())))
-        check_ids(made.group_id, made.client_id, made.heartbeat_interval_ms)
+        check_ids(made.group_id, made.client_id, made.heartbeat_interval)
         settings.check(dict(made.config))
         checked_topics(made.topics, made.coordination_topic)
         made.start_position()
@@ -205,6 +206,13 @@ def _whole(least: int) -> Callable[[str, str], int]:
     return read
 
 
+def _seconds(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigurationError(f"{name} must be a number of seconds, not {text!r}. Nothing was claimed") from None
+
+
 def _one_of(*allowed: str) -> Callable[[str, str], str]:
     def read(name: str, text: str) -> str:
         text = text.strip().lower()
@@ -219,7 +227,7 @@ def _one_of(*allowed: str) -> Callable[[str, str], str]:
 _READ: Mapping[str, Callable[[str, str], Any]] = MappingProxyType(
     {
         "topics": lambda _, text: tuple(topic.strip() for topic in text.split(",") if topic.strip()),
-        "heartbeat_interval_ms": _whole(100),
+        "heartbeat_interval": _seconds,
         "max_records_per_batch": _whole(1),
         "min_partitions": _whole(0),
         "policy": lambda _, text: text.lower(),
@@ -374,7 +382,7 @@ class KafkaMarshalSource(DataSource):
 
 
 @dataclass(frozen=True)
-class Piece(InputPartition):
+class SourcePiece(InputPartition):
     """The part of one task: offsets first … last of a partition, without the intervals already done (P6)."""
 
     topic: str
@@ -428,7 +436,7 @@ class KafkaMarshalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._ask(lambda stream: stream.end_with_what_is_there())
 
-    def partitions(self, start: Token, end: Token) -> Sequence[Piece]:
+    def partitions(self, start: Token, end: Token) -> Sequence[SourcePiece]:
         """The log decides where to read; end only identifies the batch."""
         if start == end:
             return []
@@ -477,7 +485,7 @@ class KafkaMarshalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # In the executors.
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Piece)
+        assert isinstance(partition, SourcePiece)
         return read_piece(self.settings, partition)
 
 
@@ -501,7 +509,7 @@ class ClaimedStream:
         self._settings = settings
         self._consumer = marshal.ranges(
             list(settings.topics),
-            policy=settings.new_policy(),
+            mode=Claims(policy=settings.new_policy()),
             start=settings.start_position(),
             config=dict(settings.config),
         )
@@ -523,7 +531,7 @@ class ClaimedStream:
             group_id=settings.group_id,
             client_id=settings.client_id,
             topic=settings.coordination_topic,
-            heartbeat_interval_ms=settings.heartbeat_interval_ms,
+            heartbeat_interval=settings.heartbeat_interval,
             config=dict(settings.config),
         )
         try:
@@ -648,7 +656,7 @@ class ClaimedStream:
         self._marshal.close()
 
 
-def cut(ranges: Sequence[OffsetRange], at_least: int) -> list[Piece]:
+def cut(ranges: Sequence[OffsetRange], at_least: int) -> list[SourcePiece]:
     """Cut ranges evenly into pieces: at least one per range, and at_least in all."""
     total = sum(given.last - given.first + 1 for given in ranges)
     pieces = []
@@ -658,11 +666,11 @@ def cut(ranges: Sequence[OffsetRange], at_least: int) -> list[Piece]:
         bounds = [given.first + size * i // count for i in range(count + 1)]
         for first, stop in pairwise(bounds):
             done = tuple((a, b) for a, b in given.done if b >= first and a < stop)
-            pieces.append(Piece(given.topic, given.partition, first, stop - 1, given.epoch, done))
+            pieces.append(SourcePiece(given.topic, given.partition, first, stop - 1, given.epoch, done))
     return pieces
 
 
-def read_piece(settings: SourceOptions, piece: Piece) -> Iterator[pa.RecordBatch]:
+def read_piece(settings: SourceOptions, piece: SourcePiece) -> Iterator[pa.RecordBatch]:
     """The records of a piece, in Arrow batches of up to 10,000. Raises RangeGoneError, KafkaUnavailableError."""
     steps = read_range(
         settings.bootstrap_servers,

@@ -12,7 +12,7 @@ In a handler of ``consumer.run``, where records of a partition end in any order:
 ...         tx.execute("INSERT INTO ...", row)
 """
 
-from kafka_marshal.sinks.base import FencedSink, Progress, RecordTransaction, Transaction
+from kafka_marshal.sinks.base import FencedSink, RecordTransaction, SinkTransaction, Written
 from kafka_marshal.sinks.delta import DeltaSink, DeltaTransaction, DeltaUndo
 from kafka_marshal.sinks.postgres import PostgresSink
 from kafka_marshal.sinks.sqlite import SqliteSink
@@ -23,8 +23,8 @@ __all__ = [
     "DeltaUndo",
     "FencedSink",
     "PostgresSink",
-    "Progress",
+    "Written",
     "RecordTransaction",
     "SqliteSink",
-    "Transaction",
+    "SinkTransaction",
 ]

@@ -33,8 +33,8 @@ from kafka_marshal.sinks.claims import (
     SPLIT,
     Claim,
     Fence,
-    Progress,
     Records,
+    Written,
     all_keys,
     checked,
     covers_all,
@@ -63,12 +63,12 @@ from kafka_marshal.sinks.database import (
     DoneRecords,
     NotEnteredError,
     RollBackError,
+    Unmerged,
     Work,
-    Written,
 )
 from kafka_marshal.types import Key
 
-__all__ = ["FencedSink", "Progress", "RecordTransaction", "Transaction"]
+__all__ = ["FencedSink", "Written", "RecordTransaction", "SinkTransaction"]
 
 _ALL_DONE = (
     "SELECT topic, partition, first_offset, last_offset FROM kafka_marshal_done WHERE group_id = ? "
@@ -110,10 +110,10 @@ class _Statements(Generic[Connection]):
         return self._cursor.executemany(sql, rows)
 
 
-class Transaction(_Statements[Connection]):
+class SinkTransaction(_Statements[Connection]):
     """Inside a fenced transaction. Commit and rollback are the sink's: leave the block, or raise."""
 
-    def __init__(self, connection: Connection, stored: Mapping[Key, Progress]) -> None:
+    def __init__(self, connection: Connection, stored: Mapping[Key, Written]) -> None:
         super().__init__(connection)
         self._stored = stored
 
@@ -156,7 +156,7 @@ class RecordTransaction(_Statements[Connection]):
 
 
 #: (tx, piece, position, ranges): deletes the program's rows from the position on, except in the ranges.
-Undo = Callable[[Transaction[Connection], RestorePiece, int, tuple[tuple[int, int], ...]], object]
+Undo = Callable[[SinkTransaction[Connection], RestorePiece, int, tuple[tuple[int, int], ...]], object]
 
 
 class FencedSink(Database[Connection]):
@@ -171,7 +171,7 @@ class FencedSink(Database[Connection]):
     @contextmanager
     def transaction(
         self, group_id: str, claims: Iterable[tuple[str, int, int, int]], *, kind: GroupKind = "claimed"
-    ) -> Iterator[Transaction[Connection]]:
+    ) -> Iterator[SinkTransaction[Connection]]:
         """One transaction over partitions that this writer holds: (topic, partition, epoch, last_offset) each.
 
         ``epoch`` is that of the lease (or range, or batch), ``last_offset`` the last one whose rows are written here;
@@ -203,7 +203,7 @@ class FencedSink(Database[Connection]):
             stored = self._fence(work.connection, rows, wanted)
             self._refuse_records(work.connection, rows, wanted, stored)
             work.stage = "write"
-            yield Transaction(work.connection, stored)
+            yield SinkTransaction(work.connection, stored)
             work.stage = "store"
             self._check_still_open(work.connection)
             for each in wanted:
@@ -286,7 +286,7 @@ class FencedSink(Database[Connection]):
                 written.offsets.extend(new)
 
     @contextmanager
-    def _admitted(self, of: Records, written: Written) -> Iterator[Work[Connection]]:
+    def _admitted(self, of: Records, written: Unmerged) -> Iterator[Work[Connection]]:
         """A transaction in which the keys of all messages have our epochs; they are entered before it if need be."""
         rows = self._rows_of(of.group_id)
         for _ in range(_ENTRIES):
@@ -308,7 +308,7 @@ class FencedSink(Database[Connection]):
             retry=True,
         )
 
-    def _enter(self, of: Records, written: Written, entries: int) -> None:
+    def _enter(self, of: Records, written: Unmerged, entries: int) -> None:
         """Store the epochs where older ones are, after transactions that run; and merge.
 
         entries: as many as were seen before the keys were found to have older epochs.
@@ -331,7 +331,7 @@ class FencedSink(Database[Connection]):
             written.entries += 1
             written.offsets.clear()
 
-    def _tidy(self, of: Records, written: Written) -> None:
+    def _tidy(self, of: Records, written: Unmerged) -> None:
         """Note what is stable, and merge rows if it is time."""
         with written.lock:
             # A stable offset is good for its epoch: before the next one the group may have been repositioned.
@@ -341,7 +341,7 @@ class FencedSink(Database[Connection]):
             if len(written.offsets) >= max(MERGE_EVERY, BATCHES * (len(of.messages) - 1)):
                 self._merge(of, written)
 
-    def _merge(self, of: Records, written: Written) -> None:
+    def _merge(self, of: Records, written: Unmerged) -> None:
         """Merge the rows written since the last time, and what is stable, unless transactions of records run."""
         group_id, key = self._rows_of(of.group_id), of.key
         besides = of.done_besides(written.stable)
@@ -360,7 +360,7 @@ class FencedSink(Database[Connection]):
         written.postponed = 0 if is_free or not besides or besides[-1][1] <= last else written.postponed + 1
         written.offsets.clear()
 
-    def progress(self, group_id: str) -> dict[Key, Progress]:
+    def progress(self, group_id: str) -> dict[Key, Written]:
         """(topic, partition) → what is stored for this group. Raises SinkError."""
         group_id = self._rows_of(arguments.text("group_id", group_id))
         with self._work() as work:
@@ -376,22 +376,22 @@ class FencedSink(Database[Connection]):
         found = {}
         for key, each in stored.items():
             last_offset, ranges = interval_merged(each.last_offset, done.get(key, []))
-            found[key] = Progress.of(last_offset, each.epoch, tuple(ranges), fences.get(key, ()))
+            found[key] = Written.of(last_offset, each.epoch, tuple(ranges), fences.get(key, ()))
         return found
 
-    def _stored(self, connection: Connection, group_id: str) -> dict[Key, Progress]:
+    def _stored(self, connection: Connection, group_id: str) -> dict[Key, Written]:
         """The rows as they are."""
         rows = self._run(connection, _STORED, (group_id,)).fetchall()
-        return {(topic, partition): Progress(last, epoch) for topic, partition, last, epoch in rows}
+        return {(topic, partition): Written(last, epoch) for topic, partition, last, epoch in rows}
 
     def _stored_with_fences(
         self, connection: Connection, group_id: str
-    ) -> tuple[dict[Key, Progress], dict[Key, list[Fence]]]:
+    ) -> tuple[dict[Key, Written], dict[Key, list[Fence]]]:
         self._pool.require(FENCES, self._name())
-        stored: dict[Key, Progress] = {}
+        stored: dict[Key, Written] = {}
         fences: dict[Key, list[Fence]] = {}
         for topic, partition, last, epoch, *fence in self._run(connection, _STORED_WITH_FENCES, (group_id,)).fetchall():
-            stored[topic, partition] = Progress(last, epoch)
+            stored[topic, partition] = Written(last, epoch)
             if epoch == SPLIT and fence[0] is not None:
                 fences.setdefault((topic, partition), []).append((fence[0], fence[1], fence[2]))
         return stored, fences
@@ -479,7 +479,7 @@ class FencedSink(Database[Connection]):
                     continue  # rewound already: what is beyond was written since
                 self._set_fences(work.connection, group_id, key, stored.epoch, after)
                 work.stage = "write"
-                tx = Transaction(work.connection, {key: stored})
+                tx = SinkTransaction(work.connection, {key: stored})
                 arguments.a_result("undo", undo(tx, piece, piece.position, piece.ranges))
                 work.stage = "store"
                 self._check_still_open(work.connection)
@@ -527,7 +527,7 @@ class FencedSink(Database[Connection]):
 
     # Fencing.
 
-    def _fence(self, connection: Connection, group_id: str, wanted: Sequence[Claim]) -> dict[Key, Progress]:
+    def _fence(self, connection: Connection, group_id: str, wanted: Sequence[Claim]) -> dict[Key, Written]:
         """Lock the rows, refuse if a key has seen a newer epoch, raise the others."""
         stored = self._lock_rows(connection, group_id, [each.key for each in wanted])
         for each in wanted:
@@ -563,7 +563,7 @@ class FencedSink(Database[Connection]):
         if now != epoch:
             self._run(connection, _SET_EPOCH, (now, group_id, *key))
 
-    def _locked(self, connection: Connection, group_id: str) -> dict[Key, Progress]:
+    def _locked(self, connection: Connection, group_id: str) -> dict[Key, Written]:
         """Take all rows of the group for ourselves, as far as they are there."""
         locked = {}
         for key in sorted(self._stored(connection, group_id)):
@@ -573,7 +573,7 @@ class FencedSink(Database[Connection]):
         return locked
 
     def _refuse_records(
-        self, connection: Connection, group_id: str, wanted: Sequence[Claim], stored: dict[Key, Progress]
+        self, connection: Connection, group_id: str, wanted: Sequence[Claim], stored: dict[Key, Written]
     ) -> None:
         """Where single records are done beyond the last offset, the last-offset form would write them again."""
         if not self._pool.has(DONE):

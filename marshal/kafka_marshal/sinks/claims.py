@@ -125,7 +125,7 @@ def interval_merged(last_offset: int, intervals: Sequence[Interval]) -> tuple[in
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Written:
     """What a sink knows of one partition."""
 
     #: The offset up to which its rows are in the sink; -1: none.
@@ -188,7 +188,7 @@ def kind_of(stored: int) -> GroupKind | None:
     return "coordinated" if stored >= _COORDINATED - 1 else "claimed"
 
 
-def last_offset_of(stored: Mapping[Key, Progress], topic: str, partition: int) -> int:
+def last_offset_of(stored: Mapping[Key, Written], topic: str, partition: int) -> int:
     """Of one of a transaction's partitions. Raises ConfigurationError if it is not one of them."""
     try:
         return stored[topic, partition].last_offset

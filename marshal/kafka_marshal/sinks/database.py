@@ -26,7 +26,7 @@ from kafka_marshal.errors import (
     StaleEpochError,
     WrongEpochKindError,
 )
-from kafka_marshal.sinks.claims import NAMED, NOTHING_WRITTEN, Fence, Interval, Progress, interval_merged, rows_of
+from kafka_marshal.sinks.claims import NAMED, NOTHING_WRITTEN, Fence, Interval, Written, interval_merged, rows_of
 from kafka_marshal.types import Key
 
 
@@ -128,13 +128,13 @@ class _Pool(Generic[Connection]):
         #: Those of them that may be there by now: another user may have made the table of records, and used it.
         self._wanted = {DONE}
         self._closed = False
-        self._written: dict[tuple[str, Key], Written] = {}
+        self._written: dict[tuple[str, Key], Unmerged] = {}
 
-    def written(self, group_id: str, key: Key) -> Written:
+    def written(self, group_id: str, key: Key) -> Unmerged:
         """What this process has written of a partition, record by record."""
         self._check_process()
         with self._lock:
-            return self._written.setdefault((group_id, key), Written())
+            return self._written.setdefault((group_id, key), Unmerged())
 
     def take(self, sink: Database[Connection]) -> Connection:
         """An idle connection that works, or a new one. Raises ClosedError, and the driver's errors."""
@@ -287,11 +287,11 @@ class Database(ABC, Generic[Connection]):
         """Make these rows where absent, before a transaction that locks them."""
 
     @abstractmethod
-    def _lock_rows(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Progress]:
+    def _lock_rows(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Written]:
         """Take these rows (made where absent) for ourselves until the end of the transaction; what they hold."""
 
     @abstractmethod
-    def _row(self, connection: Connection, group_id: str, key: Key, lock: Lock) -> Progress | None:
+    def _row(self, connection: Connection, group_id: str, key: Key, lock: Lock) -> Written | None:
         """What one row holds, locked like that; None: it is absent, or locked by another (free, merging)."""
 
     _lists: Lists
@@ -496,7 +496,7 @@ class DoneRecords:
 
 
 @dataclass(slots=True)
-class Written:
+class Unmerged:
     """What this process has written of a partition since it last merged."""
 
     #: Held while an epoch is entered or rows are merged: once is enough for all threads.

@@ -25,7 +25,7 @@ from kafka_marshal.sinks.claims import (
     KINDS,
     NOTHING_WRITTEN,
     Claim,
-    Progress,
+    Written,
     all_keys,
     checked,
     kind_of,
@@ -65,7 +65,7 @@ _started_in: int | None = None
 class DeltaTransaction:
     """Inside a fenced transaction. Leaving the block commits all appended rows at once; an exception writes nothing."""
 
-    def __init__(self, stored: Mapping[Key, Progress]) -> None:
+    def __init__(self, stored: Mapping[Key, Written]) -> None:
         self._stored = stored
         self._batches: list[RecordBatch] = []
 
@@ -187,14 +187,14 @@ class DeltaSink:
         """Refused, with the reason: a Delta log has no room for records in any order."""
         raise _no_records("records")
 
-    def progress(self, group_id: str, partitions: Iterable[Key]) -> dict[Key, Progress]:
+    def progress(self, group_id: str, partitions: Iterable[Key]) -> dict[Key, Written]:
         """(topic, partition) → what is stored for this group, of these partitions; those with nothing are left out.
 
         (deltalake looks ids up by name and does not list them.) Raises SinkError.
         """
         stored = self._read(self._open(), arguments.text("group_id", group_id), _keys(partitions))
-        nothing = Progress(-1, -1)
-        found = {key: Progress.of(each.last_offset, each.epoch) for key, each in stored.items()}
+        nothing = Written(-1, -1)
+        found = {key: Written.of(each.last_offset, each.epoch) for key, each in stored.items()}
         return {key: each for key, each in found.items() if each != nothing}
 
     def rewind(
@@ -214,11 +214,11 @@ class DeltaSink:
         arguments.offsets("epochs", epochs or {})
         claims = {key: Claim(*key, tokens_of(epoch, kind), -1) for key, epoch in (epochs or {}).items()}
 
-        def rewound_to(key: Key, stored: Progress) -> Progress:
+        def rewound_to(key: Key, stored: Written) -> Written:
             if key in claims:
                 [(_, _, epoch)] = rewound(claims[key], group_id, all_keys(stored.epoch))
-                stored = Progress(stored.last_offset, epoch)
-            return Progress(positions.get(key, stored.last_offset), stored.epoch)
+                stored = Written(stored.last_offset, epoch)
+            return Written(positions.get(key, stored.last_offset), stored.epoch)
 
         self._set(group_id, [*positions, *claims], rewound_to)
 
@@ -247,7 +247,7 @@ class DeltaSink:
             return True
         tx = DeltaUndo()
         arguments.a_result("undo", undo(tx, piece, piece.position, piece.ranges))
-        after = {key: Progress(min(stored.last_offset, piece.position - 1), epoch)}
+        after = {key: Written(min(stored.last_offset, piece.position - 1), epoch)}
         properties = _properties(group_id, after)
         if tx._predicates:
             deleted = self._tried(
@@ -268,8 +268,8 @@ class DeltaSink:
         """
         arguments.one_of("kind", kind, KINDS)
 
-        def converted(_key: Key, stored: Progress) -> Progress:
-            return stored if kind_of(stored.epoch) == kind else Progress(stored.last_offset, nobody_yet(kind))
+        def converted(_key: Key, stored: Written) -> Written:
+            return stored if kind_of(stored.epoch) == kind else Written(stored.last_offset, nobody_yet(kind))
 
         self._set(group_id, partitions, converted)
 
@@ -278,22 +278,22 @@ class DeltaSink:
 
         (Epochs compare only within one coordination topic, L2.) Raises SinkError.
         """
-        self._set(group_id, partitions, lambda _key, _stored: Progress(-1, -1))
+        self._set(group_id, partitions, lambda _key, _stored: Written(-1, -1))
 
     # Fencing.
 
-    def _enter(self, group_id: str, wanted: Sequence[Claim]) -> dict[Key, Progress]:
+    def _enter(self, group_id: str, wanted: Sequence[Claim]) -> dict[Key, Written]:
         """Refuse if a newer epoch is stored, and commit ours if it is new: older writers end here."""
 
-        def entered(stored: Mapping[Key, Progress]) -> dict[Key, Progress]:
+        def entered(stored: Mapping[Key, Written]) -> dict[Key, Written]:
             for each in wanted:
                 refuse_others(group_id, each.key, each.epoch, stored[each.key].epoch)
-            return {each.key: Progress(stored[each.key].last_offset, each.epoch) for each in wanted}
+            return {each.key: Written(stored[each.key].last_offset, each.epoch) for each in wanted}
 
         return self._change(group_id, [each.key for each in wanted], entered)
 
     def _store(
-        self, group_id: str, wanted: Sequence[Claim], stored: Mapping[Key, Progress], batches: Sequence[RecordBatch]
+        self, group_id: str, wanted: Sequence[Claim], stored: Mapping[Key, Written], batches: Sequence[RecordBatch]
     ) -> None:
         """Commit rows and last offsets, if the table still holds what the block has seen."""
         moved = [each for each in wanted if each.last_offset > stored[each.key].last_offset]
@@ -305,12 +305,12 @@ class DeltaSink:
             )
         if not moved:
             return
-        after = {each.key: Progress(max(each.last_offset, stored[each.key].last_offset), each.epoch) for each in wanted}
+        after = {each.key: Written(max(each.last_offset, stored[each.key].last_offset), each.epoch) for each in wanted}
 
-        def moved_on(now: Mapping[Key, Progress]) -> dict[Key, Progress]:
+        def moved_on(now: Mapping[Key, Written]) -> dict[Key, Written]:
             for each in wanted:
                 refuse_others(group_id, each.key, each.epoch, now[each.key].epoch)
-                if now[each.key] != Progress(stored[each.key].last_offset, each.epoch):
+                if now[each.key] != Written(stored[each.key].last_offset, each.epoch):
                     raise SinkError(
                         f"{self._name()}: what is stored of {each.topic} [{each.partition}] changed while this "
                         f"transaction ran, from last offset {stored[each.key].last_offset} to "
@@ -324,7 +324,7 @@ class DeltaSink:
 
         self._change(group_id, list(after), moved_on, batches if has_rows else (), all_of_it=True)
 
-    def _set(self, group_id: str, partitions: Iterable[Key], change: Callable[[Key, Progress], Progress]) -> None:
+    def _set(self, group_id: str, partitions: Iterable[Key], change: Callable[[Key, Written], Written]) -> None:
         """Commit other progress for these partitions, also while another writer holds them."""
         arguments.text("group_id", group_id)
         keys = _keys(partitions)
@@ -334,11 +334,11 @@ class DeltaSink:
         self,
         group_id: str,
         keys: Sequence[Key],
-        change: Callable[[Mapping[Key, Progress]], Mapping[Key, Progress]],
+        change: Callable[[Mapping[Key, Written]], Mapping[Key, Written]],
         batches: Sequence[RecordBatch] = (),
         *,
         all_of_it: bool = False,
-    ) -> dict[Key, Progress]:
+    ) -> dict[Key, Written]:
         """Commit what ``change`` makes of what is stored, as often as another commit comes first; what was stored.
 
         all_of_it: commit the progress that stays as it was, too.
@@ -394,7 +394,7 @@ class DeltaSink:
             )
         return table
 
-    def _read(self, table: DeltaTable, group_id: str, keys: Sequence[Key]) -> dict[Key, Progress]:
+    def _read(self, table: DeltaTable, group_id: str, keys: Sequence[Key]) -> dict[Key, Written]:
         """As the table has it: epochs as they are stored."""
 
         def version(app_id: str) -> int:
@@ -402,13 +402,13 @@ class DeltaSink:
             return -1 if found is None else found
 
         ids = {key: _app_ids(group_id, key) for key in keys}
-        return {key: Progress(version(offset_id), version(epoch_id)) for key, (offset_id, epoch_id) in ids.items()}
+        return {key: Written(version(offset_id), version(epoch_id)) for key, (offset_id, epoch_id) in ids.items()}
 
     def _commit(
         self,
         table: DeltaTable,
         group_id: str,
-        progress: Mapping[Key, Progress],
+        progress: Mapping[Key, Written],
         batches: Sequence[RecordBatch],
         attempt: int,
     ) -> bool:
@@ -474,7 +474,7 @@ class DeltaSink:
         return SinkError(f"{self._name()}: {why} ({text}). {fate}. {remedy}.", retry=retry)
 
 
-def _properties(group_id: str, progress: Mapping[Key, Progress]) -> CommitProperties:
+def _properties(group_id: str, progress: Mapping[Key, Written]) -> CommitProperties:
     """The ids that a commit carries."""
     from deltalake import CommitProperties, Transaction
 

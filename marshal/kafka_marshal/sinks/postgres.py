@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_marshal import arguments
 from kafka_marshal.errors import SinkError
-from kafka_marshal.sinks.base import FencedSink, Progress
+from kafka_marshal.sinks.base import FencedSink, Written
 from kafka_marshal.sinks.claims import NOTHING_WRITTEN
 from kafka_marshal.sinks.database import PROGRESS, ROW, TABLES, Lists, Lock, Table, ended_early, wrong_shape
 from kafka_marshal.types import Key
@@ -263,7 +263,7 @@ class PostgresSink(FencedSink["Connection"]):
                 self._add_rows(connection, group_id, absent)
             self._known.update((group_id, key) for key in absent)
 
-    def _lock_rows(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Progress]:
+    def _lock_rows(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Written]:
         for key in keys:
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_gate(group_id, key),))
         stored = self._select_for_update(connection, group_id, keys)
@@ -276,7 +276,7 @@ class PostgresSink(FencedSink["Connection"]):
             )
         return stored
 
-    def _row(self, connection: Connection, group_id: str, key: Key, lock: Lock) -> Progress | None:
+    def _row(self, connection: Connection, group_id: str, key: Key, lock: Lock) -> Written | None:
         # No row lock for records: a stream of writers that share it keeps all others from it without an end. Advisory
         # locks are given in the order they were asked for. What their last holder did, the next statement sees.
         gate, clause = _LOCKS[lock]
@@ -284,16 +284,16 @@ class PostgresSink(FencedSink["Connection"]):
         *taken, found = self._run_all(connection, *statements, (ROW + clause, (group_id, *key)))
         if not found and lock == "shared":
             self._known.discard((group_id, key))
-        return None if not found or taken == [[(False,)]] else Progress(*found[0])
+        return None if not found or taken == [[(False,)]] else Written(*found[0])
 
-    def _select_for_update(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Progress]:
+    def _select_for_update(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Written]:
         rows = connection.execute(
             "SELECT p.topic, p.partition, p.last_offset, p.epoch FROM kafka_marshal_progress p "
             "JOIN unnest(%s::text[], %s::int[]) AS wanted (topic, partition) USING (topic, partition) "
             'WHERE p.group_id = %s ORDER BY p.topic COLLATE "C", p.partition FOR UPDATE OF p',
             ([topic for topic, _ in keys], [partition for _, partition in keys], group_id),
         ).fetchall()
-        return {(topic, partition): Progress(last, epoch) for topic, partition, last, epoch in rows}
+        return {(topic, partition): Written(last, epoch) for topic, partition, last, epoch in rows}
 
     def _check_still_open(self, connection: Connection) -> None:
         from psycopg.pq import TransactionStatus

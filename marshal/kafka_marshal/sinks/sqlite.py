@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from kafka_marshal import arguments
-from kafka_marshal.sinks.base import FencedSink, Progress
+from kafka_marshal.sinks.base import FencedSink, Written
 from kafka_marshal.sinks.database import ROW, TABLES, Lists, Lock, Table, ended_early, wrong_shape
 from kafka_marshal.types import Key
 
@@ -108,14 +108,14 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
                 connection.execute("ROLLBACK")
             raise
 
-    def _lock_rows(self, connection: sqlite3.Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Progress]:
+    def _lock_rows(self, connection: sqlite3.Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Written]:
         self._add_rows(connection, group_id, keys)
-        return {key: Progress(*connection.execute(ROW, (group_id, *key)).fetchone()) for key in keys}
+        return {key: Written(*connection.execute(ROW, (group_id, *key)).fetchone()) for key in keys}
 
-    def _row(self, connection: sqlite3.Connection, group_id: str, key: Key, lock: Lock) -> Progress | None:
+    def _row(self, connection: sqlite3.Connection, group_id: str, key: Key, lock: Lock) -> Written | None:
         # The transaction has the whole database for itself.
         found = connection.execute(ROW, (group_id, *key)).fetchone()
-        return None if found is None else Progress(*found)
+        return None if found is None else Written(*found)
 
     def _check_still_open(self, connection: sqlite3.Connection) -> None:
         if not connection.in_transaction:

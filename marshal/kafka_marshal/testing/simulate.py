@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         help="how all consumers deliver (at least once; a quarter of the stories without --worker: at most once)",
     )
     parser.add_argument(
-        "--groups", action="store_true", help="stories of members of a coordinated group (marshal.group_consumer)"
+        "--groups", action="store_true", help="stories of members of a coordinated group (mode=Group())"
     )
     parser.add_argument(
         "--lanes", action="store_true", help="stories of workers with many handlers (consumer.run), at least once"

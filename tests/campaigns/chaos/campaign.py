@@ -348,7 +348,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cluster3", action="store_true", help="three brokers, min.insync.replicas 2: leaders change")
     parser.add_argument("--heartbeat-interval-ms", type=int, default=500, help="HI (500)")
     parser.add_argument("--messages", type=float, default=150.0, help="written a second (150)")
-    parser.add_argument("--groups", action="store_true", help="members of coordinated groups (marshal.group_consumer)")
+    parser.add_argument("--groups", action="store_true", help="members of coordinated groups (mode=Group())")
 
 
 def runs(chosen: argparse.Namespace, say: Say) -> Iterator[ChaosResult]:

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from kafka_marshal import Consumer, HeldError, Lease, LeaseLostError, Marshal, TopicPartition
+from kafka_marshal import Claims, Consumer, Group, HeldError, Lease, LeaseLostError, Marshal, TopicPartition
 from kafka_marshal.errors import (
     ClaimTimeoutError,
     ClientReplacedError,
@@ -23,6 +23,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.ports import Message
 from kafka_marshal.sinks import SqliteSink
 from kafka_marshal.testing.fail_points import POINTS, Doom, dying
+from kafka_marshal.types import Strategy
 from tests.campaigns.chaos.lines import Pen, digest_of
 
 __all__ = ["BATCH", "GRANT", "KINDS", "OWN_STATUSES", "WORKER", "Job", "lived", "run", "working"]
@@ -89,7 +90,7 @@ def working(job: Job) -> Iterator[Marshal]:
         group_id=job.group,
         client_id=job.client_id,
         topic=job.coordination,
-        heartbeat_interval_ms=job.heartbeat_interval_ms,
+        heartbeat_interval=job.heartbeat_interval_ms / 1000,
     ) as marshal:
         signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
         if job.stop_after_s:
@@ -161,8 +162,8 @@ class _Worker:
         if not job.strategy:
             made: Consumer = marshal.consumer([job.topic], **options)
             return made
-        options |= {"strategy": job.strategy, "session_timeout_ms": 2 * job.heartbeat_interval_ms}
-        return marshal.group_consumer([job.topic], **options)
+        mode = Group(strategy=cast("Strategy", job.strategy), session_timeout=2 * job.heartbeat_interval_ms / 1000)
+        return marshal.consumer([job.topic], mode=mode, **options)
 
     # Callbacks.
 
@@ -244,7 +245,7 @@ class _Worker:
     def once(self, marshal: Marshal) -> None:
         """At most once: by iteration, or in batches with requests ahead."""
         ahead = self.job.kind == "once ahead"
-        options = {"claim_ahead": True} if ahead else {}
+        options = {"mode": Claims(claim_ahead=True)} if ahead else {}
         with self.consumer(marshal, delivery="at-most-once", batch_size=GRANT, **options) as consumer:
             if ahead:
                 for batch in consumer.batches(max_messages=GRANT):

@@ -17,7 +17,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any, Literal
 
-from kafka_marshal import Marshal, Restore
+from kafka_marshal import Group, Marshal, Restore
 from kafka_marshal.checkpoints import Folder
 from tests.campaigns.chaos.fleet import Fleet, Place
 from tests.campaigns.chaos.lines import Pen
@@ -370,20 +370,13 @@ class Checkpoints(Campaign[Options]):
                 pen.write("restored", *restored_line(piece, restore, state, there))
                 got.add(piece.partition)
 
+        policy = replace(policy_of(options.every_s, options.hold), on_checkpoint=lambda _: None, on_restore=restore)
+        mode = Group(session_timeout=options.session_timeout_ms / 1000, allow_key_share=options.shares)
+        ids: dict[str, Any] = {"group_id": ground.group, "client_id": "audit", "topic": ground.coordination}
         with (
-            Marshal(
-                ground.bootstrap, group_id=ground.group, client_id="audit", topic=ground.coordination,
-                heartbeat_interval_ms=options.hi_ms,
-            ) as marshal,
-            marshal.group_consumer(
-                [ground.topic],
-                session_timeout_ms=options.session_timeout_ms,
-                allow_key_share=options.shares,
-                checkpoints=policy_of(options.every_s, options.hold),
-                on_checkpoint=lambda checkpoint: None,
-                on_restore=restore,
-            ) as consumer,
-        ):  # fmt: skip
+            Marshal(ground.bootstrap, heartbeat_interval=options.hi_ms / 1000, **ids) as marshal,
+            marshal.consumer([ground.topic], mode=mode, checkpoints=policy) as consumer,
+        ):
             until = time.monotonic() + 60
             while len(got) < ground.partitions and time.monotonic() < until:
                 if (message := consumer.poll(0.2)) is not None:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -18,6 +18,7 @@ from kafka_marshal import (
     Batch,
     Checkpoint,
     CheckpointPolicy,
+    Group,
     GroupConsumer,
     LeaseLostError,
     Message,
@@ -114,14 +115,15 @@ class _Worker:
         """Run from the Marshal's constructor to the end."""
         job = self.job
         with working(job) as marshal:
-            with marshal.group_consumer(
+            with marshal.consumer(
                 [job.topic],
-                session_timeout_ms=job.session_timeout_ms,
-                allow_key_share=job.shares,
-                checkpoints=policy_of(job.every_s, job.hold),
-                on_checkpoint=self.save,
-                on_restore=self.restore,
-                on_completed=self.completed,
+                mode=Group(session_timeout=job.session_timeout_ms / 1000, allow_key_share=job.shares),
+                checkpoints=replace(
+                    policy_of(job.every_s, job.hold),
+                    on_checkpoint=self.save,
+                    on_restore=self.restore,
+                    on_completed=self.completed,
+                ),
             ) as consumer:
                 self.consumer = consumer
                 _WORK[job.kind](self, consumer)

@@ -71,7 +71,7 @@ class Worker:
             group_id=arguments["group"],
             client_id=arguments["client_id"],
             topic=arguments["coordination"],
-            heartbeat_interval_ms=arguments["hi"],
+            heartbeat_interval=(arguments["hi"]) / 1000,
         ) as marshal:
             marshal._driver.listeners.append(self._note_digests(marshal))
             threads = [

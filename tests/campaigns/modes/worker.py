@@ -7,7 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kafka_marshal import Attempt, Consumer, GroupConsumer, LeaseLostError, Marshal, Retry, ShareConsumer
+from kafka_marshal import (
+    Attempt,
+    Batches,
+    Consumer,
+    Group,
+    GroupConsumer,
+    Keys,
+    LeaseLostError,
+    Marshal,
+    Retry,
+    ShareConsumer,
+)
 from tests.campaigns.process import POISON, Process
 
 __all__ = ["BAD", "Worker"]
@@ -35,13 +46,16 @@ class Worker(Process):
         found: Consumer | ShareConsumer | GroupConsumer
         match job["kind"]:
             case "batches" | "shared":
-                found = marshal.consumer([job["topic"]], shared_batches=True)
+                found = marshal.consumer([job["topic"]], mode=Batches())
             case "keys":
                 ranges = [tuple(each) for each in job["ranges"]]
-                found = marshal.assign({(job["topic"], number): ranges for number in range(job["partitions"])})
+                found = marshal.consumer(
+                    mode=Keys({(job["topic"], number): ranges for number in range(job["partitions"])})
+                )
             case "group" | "pieces":
-                found = marshal.group_consumer(
-                    [job["topic"]], session_timeout_ms=4 * job["hi_ms"], allow_key_share=job["kind"] == "pieces"
+                found = marshal.consumer(
+                    [job["topic"]],
+                    mode=Group(session_timeout=(4 * job["hi_ms"]) / 1000, allow_key_share=job["kind"] == "pieces"),
                 )
             case _:
                 found = marshal.consumer([job["topic"]])

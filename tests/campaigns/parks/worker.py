@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kafka_marshal import Attempt, Consumer, LeaseLostError, Marshal, Retry
+from kafka_marshal import Attempt, Consumer, Group, LeaseLostError, Marshal, Retry
 from tests.campaigns.process import Process
 
 __all__ = ["BAD", "FLAKY", "SLOW", "Worker"]
@@ -43,7 +43,7 @@ class Worker(Process):
         if self.job["kind"] == "run":
             return marshal.consumer([self.job["topic"]])
         session = 4 * self.job["hi_ms"]
-        return marshal.group_consumer([self.job["topic"]], session_timeout_ms=session, allow_key_share=True)
+        return marshal.consumer([self.job["topic"]], mode=Group(session_timeout=session / 1000, allow_key_share=True))
 
     def tell_health(self, marshal: Marshal) -> None:
         while not self.is_over.wait(0.3):

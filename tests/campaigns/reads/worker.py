@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from kafka_marshal import Marshal
+from kafka_marshal import Keys, Marshal
 from kafka_marshal.client import shared_reads
 from kafka_marshal.errors import KafkaUnavailableError
 from tests.campaigns.process import Process
@@ -73,7 +73,7 @@ class Worker(Process):
             group_id=job["group"],
             client_id=name,
             topic=job["log"],
-            heartbeat_interval_ms=job["hi_ms"],
+            heartbeat_interval=(job["hi_ms"]) / 1000,
             max_bytes_shared_reads=self.kept,
         ) as marshal:
             timer = threading.Timer(rng.uniform(0.5, 8.0), marshal.stop)
@@ -84,7 +84,7 @@ class Worker(Process):
             elif not is_calm:
                 timer.start()
             try:
-                with marshal.assign(ranges, batch_size=rng.choice((10, 100))) as consumer:
+                with marshal.consumer(mode=Keys(ranges), batch_size=rng.choice((10, 100))) as consumer:
                     self.work(consumer, 0.0 if is_calm else rng.choice((0.0, 0.0, 0.0005, 0.004)), rng)
             finally:
                 self.open.remove(marshal)

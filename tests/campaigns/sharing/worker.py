@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from kafka_marshal import Attempt, LeaseLostError, Retry, ShareConsumer, SharedBatch
+from kafka_marshal import Attempt, Batches, LeaseLostError, Retry, ShareConsumer, SharedBatch
 from kafka_marshal.errors import SinkError, StaleEpochError
 from kafka_marshal.sinks import SqliteSink
 from tests.campaigns.process import Process
@@ -39,7 +39,7 @@ class Worker(Process):
         job = self.job
         with (
             self.marshal() as marshal,
-            marshal.consumer([job["topic"]], shared_batches=True, handler_timeout=job["timeout_s"]) as consumer,
+            marshal.consumer([job["topic"]], mode=Batches(), handler_timeout=job["timeout_s"]) as consumer,
         ):
             if job["kind"] == "run":
                 consumer.run(self.handle, concurrency=8, retry=Retry(attempts=2, backoff=(0.001, 0.01)), park=True)

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
-from kafka_marshal import Attempt, Consumer, LeaseLostError, Marshal, Retry, TransactionError
+from kafka_marshal import Attempt, Consumer, Group, LeaseLostError, Marshal, Retry, TransactionError, Transactions
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.ports import Message
 from kafka_marshal.testing.fail_points import POINTS, Doom, dying
+from kafka_marshal.types import Strategy
 from tests.campaigns.chaos.lines import Pen
 from tests.campaigns.chaos.worker import Job as PlainJob
 from tests.campaigns.chaos.worker import lived, working
@@ -79,11 +80,11 @@ class _Worker:
     def consumer(self, marshal: Marshal) -> Consumer:
         """A consumer that claims, or a member of a coordinated group with a session of two HI."""
         job = self.job
-        options: dict[str, Any] = {"transactions": True, "transaction_timeout": TRANSACTION_TIMEOUT_S}
+        options: dict[str, Any] = {"exactly_once": Transactions(timeout=TRANSACTION_TIMEOUT_S)}
         options["on_assign"] = lambda *_: self.doom.at("assigned")
         if job.strategy:
-            options |= {"strategy": job.strategy, "session_timeout_ms": 2 * job.heartbeat_interval_ms}
-            return marshal.group_consumer([job.topic], **options)
+            mode = Group(strategy=cast("Strategy", job.strategy), session_timeout=2 * job.heartbeat_interval_ms / 1000)
+            return marshal.consumer([job.topic], mode=mode, **options)
         made: Consumer = marshal.consumer([job.topic], **options)
         return made
 
@@ -131,7 +132,7 @@ class _Worker:
             raise _RaisedError
 
     def run(self, consumer: Consumer) -> None:
-        """``consumer.run(handle, order="key", transactions=True)``."""
+        """``consumer.run(handle, order="key")``."""
 
         def handle(message: Message) -> None:
             attempt: Any = Attempt.current()
@@ -147,7 +148,7 @@ class _Worker:
 
         retry = Retry(attempts=2, backoff=(0.001, 0.01))
         calls: Any = consumer
-        calls.run(handle, concurrency=8, order="key", retry=retry, dead_letters=self.job.letters, transactions=True)
+        calls.run(handle, concurrency=8, order="key", retry=retry, dead_letters=self.job.letters)
 
 
 _WORK: dict[str, Callable[[_Worker, Consumer], None]] = {"blocks": _Worker.blocks, "run": _Worker.run}

@@ -191,7 +191,7 @@ def test_g1_a_claiming_consumer_of_a_coordinated_group_hears_it_once_and_claims_
     consumer = member.consumer("t")
     net.run(SESSION)
     assert [type(error) for error in consumer.errors] == [WrongKindError]
-    assert "marshal.group_consumer" in str(consumer.source.failure)
+    assert "mode=Group()" in str(consumer.source.failure)
     assert len(net.records(ClaimingPartition)) <= 4
     net.run(10 * SESSION)
     assert len(net.records(ClaimingPartition)) <= 4

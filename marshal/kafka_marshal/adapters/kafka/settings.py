@@ -99,7 +99,7 @@ class _Fixed:
 
 _GIVEN = _Fixed((), "the brokers are named by the argument bootstrap_servers")
 _ACKS = _Fixed(("all", "-1"), "a record that not all in-sync replicas have could vanish, and a lease with it")
-_TIMEOUT = _Fixed((), "a record is given up within the heartbeat interval: set heartbeat_interval_ms")
+_TIMEOUT = _Fixed((), "a record is given up within the heartbeat interval: set heartbeat_interval")
 _CODEC = _Fixed(("none",), "every reader of the log must be able to read every record")
 _GROUP = _Fixed((), "no Kafka consumer group takes part: set group_id")
 _RESET = _Fixed(
@@ -116,8 +116,8 @@ FIXED: Mapping[str, _Fixed] = {
     "request.required.acks": _ACKS,
     "enable.idempotence": _Fixed(("true",), "a retry may not write a record twice or out of order"),
     "enable.gapless.guarantee": _Fixed(("false",), "one record given up must not end the whole appender"),
-    "transactional.id": _Fixed((), "it names the input partition: use transactions=True of the consumer"),
-    "transaction.timeout.ms": _Fixed((), "use transaction_timeout= of the consumer"),
+    "transactional.id": _Fixed((), "it names the input partition: use exactly_once= of the consumer"),
+    "transaction.timeout.ms": _Fixed((), "use exactly_once=Transactions(timeout=…) of the consumer"),
     "message.timeout.ms": _TIMEOUT,
     "delivery.timeout.ms": _TIMEOUT,
     "compression.type": _CODEC,

@@ -103,7 +103,7 @@ def _share(own: Holding) -> ShareLease:
 #: Code of a refused claim → the warning.
 _REFUSED_SHARE = {
     codes.HELD: (
-        "another member works on it without shared_batches=True, or on some of its keys; this one waits until it has "
+        "another member works on it without mode=Batches(), or on some of its keys; this one waits until it has "
         "released it. Nothing is lost. Let all members of the group share batches, or none"
     ),
     codes.WRONG_MODE: (

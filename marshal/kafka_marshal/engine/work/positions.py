@@ -308,8 +308,8 @@ class Positions:
         text = (
             f"{topic} [{partition}]: this group processes it in transactions, and this consumer does not: Kafka's "
             f"offset counts, which may be ahead of the log's ({position}). Nothing of it is handed out here, and "
-            "nothing is lost. Make this consumer with transactions=True. Or give up exactly once: set its position: "
-            f"kafka-marshal release-group {quote(self._group_id)} --partition {topic}:{partition}=OFFSET"
+            "nothing is lost. Make this consumer with exactly_once=Transactions(). Or give up exactly once: set its "
+            f"position: kafka-marshal release-group {quote(self._group_id)} --partition {topic}:{partition}=OFFSET"
         )
         self._give_up(assignment, position, text, Loss.KAFKA_OFFSET, now)
 

@@ -91,7 +91,7 @@ class TakeOvers:
         text = (
             f"{topic} [{partition}] can't be processed in transactions: {why}. Nothing of it is handed out, and "
             f"nothing is lost. {remedy[0].upper()}{remedy[1:]} (kafka-marshal group), or process "
-            "it without transactions=True"
+            "it without exactly_once="
         )
         self._consumer.positions.stuck.no_transaction(assignment, text, now)
         self._wait(assignment, TakingStep.PAUSING, now + LONGEST_RETRY_MS)

@@ -185,7 +185,7 @@ class LogWriter:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LogPiece:
     """A row group of one CP's records, ascending; the offsets are of its first and last record."""
 
     path: str
@@ -217,7 +217,7 @@ def has_statistics(path: Path) -> bool:
     )
 
 
-def pieces_of(paths: Iterable[Path]) -> Iterator[Piece]:
+def pieces_of(paths: Iterable[Path]) -> Iterator[LogPiece]:
     """The pieces of files in which each row group is of one CP and ascends, by their statistics alone."""
     for path in paths:
         metadata = pq.read_metadata(path)
@@ -228,13 +228,13 @@ def pieces_of(paths: Iterable[Path]) -> Iterator[Piece]:
                 cp = group.column(columns["partition"]).statistics
                 offset = group.column(columns["offset"]).statistics
                 size = group.column(columns["value"]).total_uncompressed_size
-                yield Piece(str(path), number, cp.min, offset.min, offset.max, group.num_rows, size)
+                yield LogPiece(str(path), number, cp.min, offset.min, offset.max, group.num_rows, size)
 
 
 Run = tuple[list[int], list[int], list[bytes | None]]
 
 
-def read_pieces(pieces: Sequence[Piece], first: int, end: int | None) -> Iterator[Run]:
+def read_pieces(pieces: Sequence[LogPiece], first: int, end: int | None) -> Iterator[Run]:
     """The records with first <= offset < end, in batches of (offsets, timestamps, values)."""
     for piece in pieces:
         if piece.last < first or (end is not None and piece.first >= end):
@@ -313,7 +313,7 @@ class TableFiles:
         self._writers.clear()
 
 
-def refuse_unsorted(pieces: Sequence[Piece]) -> None:
+def refuse_unsorted(pieces: Sequence[LogPiece]) -> None:
     """Raise AuditError if pieces of one CP overlap: their writer did not keep the log's order."""
     for before, after in itertools.pairwise(pieces):
         if before.partition == after.partition and before.last >= after.first:

@@ -19,7 +19,7 @@ from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.archive import Archive, ArchivedLog
 from kafka_marshal.errors import AuditError, TopicChangedError, TopicMissingError
 from kafka_marshal.node.log_reader import bounds
-from kafka_marshal.pipeline.audit.files import LogWriter, Piece, pieces_of
+from kafka_marshal.pipeline.audit.files import LogPiece, LogWriter, pieces_of
 from kafka_marshal.pipeline.audit.plan import SourceLog
 from kafka_marshal.pipeline.audit.sources import (
     Opened,
@@ -76,7 +76,7 @@ class Below:
     """What an archive has below a log, by CP."""
 
     starts: Mapping[int, int]
-    pieces: Mapping[int, list[Piece]]
+    pieces: Mapping[int, list[LogPiece]]
     hashes: Mapping[int, list[LogHash]]
     #: (CP, next offset, canonical bytes in this file)
     states: tuple[tuple[int, int, Path], ...]
@@ -110,7 +110,7 @@ def read_archive(log: ArchivedLog, place: str, runner: Runner, work: Path) -> Be
         for name, begin in () if run is None else run.parts:
             if begin < live_from:
                 wanted.append(_File(place, name, begin, min(name.end, live_from), str(work)))
-    pieces: dict[int, list[Piece]] = {}
+    pieces: dict[int, list[LogPiece]] = {}
     states = []
     for file, found in zip(wanted, runner.map("reading the archive", _convert, wanted, work), strict=True):
         cp = file.name.partition
@@ -225,7 +225,7 @@ class KafkaSource:
 
     def _copy(
         self, spark: SparkSession, topic: str, marks: Mapping[int, tuple[int, int]], folder: Path
-    ) -> dict[int, list[Piece]]:
+    ) -> dict[int, list[LogPiece]]:
         """Copy the records between the marks into files of one partition each, ascending."""
         full = {partition: mark for partition, mark in marks.items() if mark[0] < mark[1]}
         if not full:

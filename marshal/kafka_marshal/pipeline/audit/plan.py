@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kafka_marshal.errors import LogCutError
-from kafka_marshal.pipeline.audit.files import Piece
+from kafka_marshal.pipeline.audit.files import LogPiece
 from kafka_marshal.pipeline.audit.task import Checkpoint, Segment
 from rationalizer import SnapshotError
 from rationalizer.log_hash import LogHash
@@ -108,7 +108,7 @@ class SourceLog:
     topic: str
     partitions: int
     #: Pieces by CP, ascending; CPs without records may be missing.
-    pieces: Mapping[int, Sequence[Piece]]
+    pieces: Mapping[int, Sequence[LogPiece]]
     #: Log start of each CP, if known: everything below is gone. A dump that begins above 0 may have a gap there or lack
     #: its beginning.
     starts: Mapping[int, int] = field(default_factory=dict)
@@ -194,7 +194,7 @@ def _after(start: Checkpoint | None) -> int:
 
 
 def _start(
-    log: SourceLog, partition: int, pieces: Sequence[Piece], usable: Sequence[Checkpoint], found: CutLog
+    log: SourceLog, partition: int, pieces: Sequence[LogPiece], usable: Sequence[Checkpoint], found: CutLog
 ) -> Checkpoint | None:
     """The start of the first segment: the beginning, or the oldest snapshot that the log reaches back to."""
     known = log.starts.get(partition)
@@ -232,7 +232,7 @@ def _cuts(first: int, end: int, usable: Sequence[Checkpoint], records: int) -> l
 
 def _segments(
     partition: int,
-    pieces: Sequence[Piece],
+    pieces: Sequence[LogPiece],
     start: Checkpoint | None,
     cuts: Sequence[Checkpoint],
     inside: Sequence[Checkpoint],

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from kafka_marshal.errors import AuditError, ConfigurationError
 from kafka_marshal.pipeline.audit.files import (
+    LogPiece,
     LogWriter,
-    Piece,
     has_statistics,
     header_of,
     pieces_of,
@@ -72,7 +72,7 @@ def dump_to_parquet(path: Path, folder: Path, runner: Runner) -> SourceLog:
     """Convert a dump to files in `folder`. Raises DumpError, which names the line, as a replay does."""
     header = header_of_dump(path)
     parts = _parts(path, folder, header, runner.parallelism)
-    pieces: dict[int, list[Piece]] = {}
+    pieces: dict[int, list[LogPiece]] = {}
     hashes: dict[int, list[LogHash]] = {}
     for converted in runner.map("reading the dump", _convert, parts, folder):
         if converted is None:
@@ -255,7 +255,7 @@ def source_of_file(path: Path, snapshots: Path | None = None, partitions: int | 
     return DumpSource(path, snapshots)
 
 
-def records_of_parquet(pieces: Mapping[int, Sequence[Piece]]) -> Iterator[tuple[int, int, bytes | None]]:
+def records_of_parquet(pieces: Mapping[int, Sequence[LogPiece]]) -> Iterator[tuple[int, int, bytes | None]]:
     """(partition, offset, value) of each record, CP by CP."""
     for cp in sorted(pieces):
         for offsets, _, values in read_pieces(pieces[cp], 0, None):
@@ -286,9 +286,9 @@ def parquet_files(path: Path) -> list[Path]:
     )
 
 
-def by_partition(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
+def by_partition(pieces: Iterable[LogPiece]) -> dict[int, list[LogPiece]]:
     """The pieces of each CP, in order. Raises AuditError if some overlap."""
-    found: dict[int, list[Piece]] = {}
+    found: dict[int, list[LogPiece]] = {}
     for piece in sorted(pieces, key=lambda each: (each.partition, each.first)):
         found.setdefault(piece.partition, []).append(piece)
     for each in found.values():
@@ -342,7 +342,7 @@ def _sorted_by_spark(spark: SparkSession | None, files: Sequence[Path], folder: 
     return parquet_files(folder)
 
 
-def count_by_marker(pieces: Mapping[int, Sequence[Piece]]) -> int | None:
+def count_by_marker(pieces: Mapping[int, Sequence[LogPiece]]) -> int | None:
     """The number of CPs by the first record of one (L2); None if no record has it."""
     for cp in sorted(pieces):
         first = next(read_pieces(pieces[cp][:1], 0, None), None)

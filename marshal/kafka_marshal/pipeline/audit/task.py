@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import pyarrow as pa
 
 from kafka_marshal.errors import AuditError, MarshalError
-from kafka_marshal.pipeline.audit.files import Piece, TableFiles, read_pieces
+from kafka_marshal.pipeline.audit.files import LogPiece, TableFiles, read_pieces
 from kafka_marshal.pipeline.audit.observer import Loose, Observer
 from rationalizer import World
 from rationalizer.log_hash import HashChecks, LogHash
@@ -56,7 +56,7 @@ class Segment:
     """Records of one CP with first <= offset < end, and the state before them."""
 
     partition: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[LogPiece, ...]
     #: None: the beginning, with the empty world.
     start: Checkpoint | None
     #: None: to the end.

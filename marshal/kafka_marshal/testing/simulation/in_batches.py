@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from random import Random
 
 from kafka_marshal.adapters.message import Message
@@ -10,6 +9,7 @@ from kafka_marshal.admin import Admin
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.handling import Retry
 from kafka_marshal.client.marshal import Marshal
+from kafka_marshal.client.modes import Batches
 from kafka_marshal.client.shared import ShareConsumer, SharedBatch
 from kafka_marshal.testing.simulation.process import FailedError, Job
 from kafka_marshal.testing.simulation.scenario import Client
@@ -25,14 +25,8 @@ MOST_SETTLED = 3
 def work_in_batches(job: Job, client: Client) -> None:
     """Run until stopped: a loop over batches, or many handlers."""
     with job.marshal() as marshal:
-        make = partial(
-            marshal.consumer,
-            job.topics,
-            shared_batches=True,
-            delivery=job.delivery,
-            batch_size=job.random.choice([10, 50]),
-        )
-        with make() as consumer:
+        size = job.random.choice([10, 50])
+        with marshal.consumer(job.topics, mode=Batches(), delivery=job.delivery, batch_size=size) as consumer:
             if client.worker == "shares-lanes":
                 _with_handlers(job, marshal, consumer)
             else:

@@ -14,12 +14,13 @@ from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.group_consumer import GroupConsumer
 from kafka_marshal.client.handling import Retry
 from kafka_marshal.client.marshal import Marshal
+from kafka_marshal.client.modes import Group
 from kafka_marshal.errors import ConfigurationError, StateError
 from kafka_marshal.files import Files
 from kafka_marshal.testing.simulation.holdings import place_of
 from kafka_marshal.testing.simulation.process import FailedError, Job
 from kafka_marshal.testing.simulation.scenario import Client, Counting
-from kafka_marshal.types import Key
+from kafka_marshal.types import Key, Strategy
 
 #: In the message of each error that the story plans.
 PLANNED = "as this story has it"
@@ -190,21 +191,21 @@ def work_with_checkpoints(job: Job, client: Client, counting: Counting) -> None:
         drain=counting.drain * hi,
         timeout=max(0.1, counting.timeout * hi),
         hold=counting.hold,
+        on_checkpoint=counts.save,
+        on_restore=counts.restore,
+        on_completed=job.calls_back,
     )
+    strategy: Strategy = job.strategy or "sticky"
+    group = Group(strategy=strategy, session_timeout=job.session_timeout, allow_key_share=counting.shares)
     with (
         job.marshal() as marshal,
-        marshal.group_consumer(
+        marshal.consumer(
             job.topics,
-            strategy=job.strategy or "sticky",
-            session_timeout_ms=job.session_timeout_ms,
-            allow_key_share=counting.shares,
+            mode=group,
             batch_size=chance.choice([10, 20, 50]),
             handler_timeout=timeout,
             auto_done=client.worker != "counts-explicit",
             checkpoints=policy,
-            on_checkpoint=counts.save,
-            on_restore=counts.restore,
-            on_completed=job.calls_back,
         ) as consumer,
     ):
         working = _Working(job, counts, consumer, counting, timeout)

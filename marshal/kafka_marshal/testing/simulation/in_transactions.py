@@ -79,7 +79,7 @@ def work_in_transactional_lanes(job: Job, marshal: Marshal, consumer: Consumer) 
 
     retry = Retry(8, (0.02 * hi, 0.3 * hi), (FailedError,))
     while not marshal.stopping:
-        consumer.run(handle, concurrency=chance.randint(2, 8), order=job.order, retry=retry, transactions=True)
+        consumer.run(handle, concurrency=chance.randint(2, 8), order=job.order, retry=retry)
 
 
 def _value(message: Message) -> str:

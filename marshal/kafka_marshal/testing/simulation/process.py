@@ -216,12 +216,12 @@ class Job:
         self.files: dict[str, bytes] = store.files
 
     @property
-    def session_timeout_ms(self) -> int:
-        """The session timeout of a coordinated group's members."""
-        return 2 * self.heartbeat_interval_ms
+    def session_timeout(self) -> float:
+        """The session timeout (s) of a coordinated group's members."""
+        return 2 * self.heartbeat_interval_ms / 1000
 
     def marshal(self, **options: Any) -> Marshal:
-        """``Marshal(bootstrap_servers, group_id=…, client_id=…, heartbeat_interval_ms=…)`` of this job.
+        """``Marshal(bootstrap_servers, group_id=…, client_id=…, heartbeat_interval=…)`` of this job.
 
         Its ``stop()`` is called when the simulation sends a SIGTERM.
         """
@@ -229,7 +229,7 @@ class Job:
             "group_id": self.group_id,
             "client_id": self.client_id,
             "topic": self.coordination_topic,
-            "heartbeat_interval_ms": self.heartbeat_interval_ms,
+            "heartbeat_interval": self.heartbeat_interval_ms / 1000,
             **options,
         }
         marshal = self.again(partial(Marshal, self.bootstrap_servers, **options))
@@ -238,7 +238,7 @@ class Job:
 
     def admin(self, **options: Any) -> Admin:
         """An Admin of the same log."""
-        options = {"topic": self.coordination_topic, "heartbeat_interval_ms": self.heartbeat_interval_ms, **options}
+        options = {"topic": self.coordination_topic, "heartbeat_interval": self.heartbeat_interval_ms / 1000, **options}
         return Admin(self.bootstrap_servers, **options)
 
     def received(self, messages: Iterable[Message]) -> None:

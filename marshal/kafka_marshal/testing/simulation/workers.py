@@ -12,6 +12,7 @@ from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.client.marshal import Marshal
+from kafka_marshal.client.modes import Claims, Group, Transactions
 from kafka_marshal.client.options import DEFAULT_BYTES_IN_FLIGHT
 from kafka_marshal.client.ranges import RangeConsumer
 from kafka_marshal.engine.policies import Balanced, Greedy, MaxClaims, Policy, ReleaseIfBehind, WholeTopic
@@ -119,9 +120,9 @@ def _consumer(
 def _taker(job: Job, client: Client, marshal: Marshal) -> Callable[..., Consumer]:
     """The method that makes its consumer: one that claims, or a member of a coordinated group."""
     if job.strategy is not None:
-        return partial(marshal.group_consumer, strategy=job.strategy, session_timeout_ms=job.session_timeout_ms)
+        return partial(marshal.consumer, mode=Group(strategy=job.strategy, session_timeout=job.session_timeout))
     ahead = job.delivery == "at-most-once" and client.claims_ahead
-    return partial(marshal.consumer, policy=policy_of(client), claim_ahead=ahead)
+    return partial(marshal.consumer, mode=Claims(policy=policy_of(client), claim_ahead=ahead))
 
 
 def _made(job: Job, make: Callable[[], Consumer]) -> Consumer:
@@ -490,7 +491,7 @@ def _parks(job: Job, client: Client) -> None:
 def _transacts(job: Job, client: Client) -> None:
     """Outputs and progress in one transaction for each batch, or for blocks of messages that handlers have finished."""
     lost: set[tuple[str, int]] = set()
-    make = partial(_consumer, transactions=True, transaction_timeout=job.random.choice(TIMEOUTS))
+    make = partial(_consumer, exactly_once=Transactions(timeout=job.random.choice(TIMEOUTS)))
     with job.marshal() as marshal, make(job, client, marshal, lost) as consumer:
         if client.worker == "transacts-in-lanes":
             work_in_transactional_lanes(job, marshal, consumer)
@@ -519,8 +520,8 @@ def _by_hand(job: Job, client: Client) -> None:
 def _ranges(job: Job, client: Client) -> None:
     """As Spark does: offsets, not messages; some ranges are given back, some stay open while others are done."""
     kept: list[OffsetRange] = []
-    once, policy = job.delivery == "at-most-once", policy_of(client)
-    with job.marshal() as marshal, marshal.ranges(job.topics, delivery=job.delivery, policy=policy) as consumer:
+    once, mode = job.delivery == "at-most-once", Claims(policy=policy_of(client))
+    with job.marshal() as marshal, marshal.ranges(job.topics, delivery=job.delivery, mode=mode) as consumer:
         while not marshal.stopping:
             taken = consumer.take(job.random.choice([5, 40]), timeout=0.2)
             for new in taken:
