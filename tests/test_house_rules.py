@@ -154,15 +154,15 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (20, 5_600),
     "admin": (16, 6_150),
     "archive": (3, 820),
-    "checkpoints": (3, 580),
+    "checkpoints": (3, 590),
     "cli": (23, 7_730),
-    "client": (31, 10_890),
+    "client": (32, 10_970),
     "engine": (59, 18_480),
-    "kafka_marshal": (14, 2_760),
+    "kafka_marshal": (14, 2_790),
     "metrics": (6, 1_580),
     "node": (17, 4_470),
     "observe": (17, 5_900),
-    "pipeline": (21, 8_060),
+    "pipeline": (21, 8_050),
     "rationalizer": (44, 10_130),
     "sinks": (7, 2_700),
     "snapshots": (5, 1_030),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (337, 103_270)
+MOST_OF_ALL = (338, 103_390)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
