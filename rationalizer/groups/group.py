@@ -185,6 +185,17 @@ class Member:
         """Whether it has been silent for longer than its session (G8)."""
         return log_time - self.last_beat > self.session_timeout_ms
 
+    @property
+    def heartbeat_interval_ms(self) -> int:
+        """Half of its session: as of a lease, it is silent for too long after two of them."""
+        return (self.session_timeout_ms + 1) // 2
+
+    def freshness(self, log_time: int) -> str:
+        """How it stands at this log time, as a lease's holder does."""
+        if self.is_overdue(log_time):
+            return "stale"
+        return "fresh" if log_time - self.last_beat <= self.heartbeat_interval_ms else "unknown"
+
     def __repr__(self) -> str:
         return f"Member({self.slot}, {self.client_id}/{self.instance_id}, last_beat={self.last_beat})"
 
@@ -504,6 +515,11 @@ class Group:
         if kept is None:
             kept = of_topic[partition] = PartitionProgress()
         return kept
+
+    def pieces_of(self, topic: str, partition: int) -> Sequence[Piece]:
+        """The pieces of a partition, ascending; none if no member has it."""
+        of_topic = self.pieces.get(topic)
+        return () if of_topic is None else of_topic[partition]
 
     def kept(self, topic: str, partition: int) -> PartitionProgress | None:
         """The progress of a partition, or None where it has none."""

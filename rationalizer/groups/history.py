@@ -302,8 +302,7 @@ def _spans(group: Group, topic: str, partition: int, offset: int, log_time: int)
     key = (group.group_id, topic, partition)
     found: list[Span] = []
     at = 0
-    pieces = group.pieces.get(topic)
-    for piece in () if pieces is None else pieces[partition]:
+    for piece in group.pieces_of(topic, partition):
         if piece.lo > at:
             found.append(_span(key, at, piece.lo - 1, "", "", NOTHING_DONE, offset, log_time))
         before = found[-1] if found else None

@@ -115,7 +115,7 @@ class Members:
                 instance_id=member.instance_id,
                 epoch=0,
                 freshness="stale" if member.is_overdue(log_time) else "fresh",
-                heartbeat_interval_ms=(member.session_timeout_ms + 1) // 2,
+                heartbeat_interval_ms=member.heartbeat_interval_ms,
                 last_beat=member.last_beat,
                 stable=None,
                 ranges=(),

@@ -116,22 +116,14 @@ def holdings(
 def _pieces_of(group: Group, world: World) -> Iterator[tuple[LeaseInfo, Progress]]:
     nothing = Progress()
     for topic, partition in group.partitions():
-        kept, pieces = group.kept(topic, partition), group.pieces.get(topic)
+        kept = group.kept(topic, partition)
         progress = nothing if kept is None else kept.progress
-        found = [] if pieces is None else list(pieces[partition])
-        if not found:
-            found.append(Piece(0, MAX_KEY_HASH, -1, 0, -1, -1))
-        for piece in found:
+        for piece in list(group.pieces_of(topic, partition)) or [Piece(0, MAX_KEY_HASH, -1, 0, -1, -1)]:
             yield _piece_info(group, topic, partition, piece, progress, world.log_time), progress
 
 
 def _piece_info(group: Group, topic: str, partition: int, piece: Piece, progress: Progress, log_time: int) -> LeaseInfo:
     owner, target = group.members.get(piece.owner), group.members.get(piece.target)
-    interval = 0 if owner is None else (owner.session_timeout_ms + 1) // 2
-    freshness = "free"
-    if owner is not None:
-        silence = log_time - owner.last_beat
-        freshness = "stale" if owner.is_overdue(log_time) else "fresh" if silence <= interval else "unknown"
     done = done_in(group, topic, partition, piece.lo, piece.hi)
     return LeaseInfo(
         topic=topic,
@@ -139,8 +131,8 @@ def _piece_info(group: Group, topic: str, partition: int, piece: Piece, progress
         client_id=None if owner is None else owner.client_id,
         instance_id=None if owner is None else owner.instance_id,
         epoch=piece.since,
-        freshness=freshness,
-        heartbeat_interval_ms=interval,
+        freshness="free" if owner is None else owner.freshness(log_time),
+        heartbeat_interval_ms=0 if owner is None else owner.heartbeat_interval_ms,
         last_beat=0 if owner is None else owner.last_beat,
         stable=done if done >= 0 else None,
         ranges=tuple((first, last) for first, last in split(progress.ranges).ranges),

@@ -181,7 +181,7 @@ class Fold:
                 for member in group.members.values():
                     run = self._run(group.group_id, member.client_id, member.instance_id)
                     run.heard = max(run.heard, (member.last_beat, cp, -1))
-                    run.interval_ms = (member.session_timeout_ms + 1) // 2
+                    run.interval_ms = member.heartbeat_interval_ms
 
     def before(self, outcome: Outcome, cp: int) -> Span | None:
         """The span of the lease that this record names, before the record: call it before `see`."""

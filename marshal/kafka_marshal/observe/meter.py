@@ -55,9 +55,9 @@ def _standings(world: World) -> Iterator[tuple[LeaseKey, int, int, int, str | No
             yield (*key, lo), part.epoch, stable, stable + more, part.client_id
     for group in world.groups():
         for topic, partition in group.partitions():
-            kept, pieces = group.kept(topic, partition), group.pieces.get(topic)
+            kept = group.kept(topic, partition)
             more = 0 if kept is None else beyond(kept.progress.ranges)
-            for piece in () if pieces is None else pieces[partition]:
+            for piece in group.pieces_of(topic, partition):
                 stable = done_in(group, topic, partition, piece.lo, piece.hi)
                 owner = owner_names(group, piece.owner)[0]
                 yield (group.group_id, topic, partition, piece.lo), piece.since, stable, stable + more, owner
@@ -304,8 +304,8 @@ def _at_work(world: World) -> Iterator[tuple[str, int]]:
     for group in world.groups():
         if world.partition == route_group(group.group_id, world.partitions):
             for member in group.members.values():
-                if log_time - member.last_beat <= (half := (member.session_timeout_ms + 1) // 2):
-                    yield member.instance_id, half
+                if log_time - member.last_beat <= member.heartbeat_interval_ms:
+                    yield member.instance_id, member.heartbeat_interval_ms
 
 
 def outage_text(found: Standstill | None) -> str:
@@ -346,8 +346,7 @@ class Heard:
                     of_group.note(each.instance_id, each.last_beat, each.heartbeat_interval_ms)
         for group in coordinated:
             for member in group.members.values() if group.group_id in found else ():
-                half = (member.session_timeout_ms + 1) // 2
-                found[group.group_id].note(member.instance_id, member.last_beat, half)
+                found[group.group_id].note(member.instance_id, member.last_beat, member.heartbeat_interval_ms)
         for run in workers:
             if run.group in found and (run.waits or run.instance in found[run.group].members):
                 found[run.group].note(run.instance, run.last_at, run.interval_ms)

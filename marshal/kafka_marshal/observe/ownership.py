@@ -306,11 +306,8 @@ class PieceOwnership(Ownership):
         kept = None if group is None else group.kept(*self.key[1:])
         self._holes = [] if kept is None else list(kept.progress.open)
         for member in () if group is None else group.members.values():
-            half, silence = (member.session_timeout_ms + 1) // 2, self.judged_at - member.last_beat
-            is_gone = silence > member.session_timeout_ms
-            freshness = "stale" if is_gone else "unknown" if silence > half else "fresh"
-            heard = self.assignments.heard(member.client_id)
-            self._members[member.client_id] = member.last_beat, half, freshness, heard
+            beats, freshness = (member.last_beat, member.heartbeat_interval_ms), member.freshness(self.judged_at)
+            self._members[member.client_id] = *beats, freshness, self.assignments.heard(member.client_id)
 
     def end(self) -> None:
         Ownership.end(self)

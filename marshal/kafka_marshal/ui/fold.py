@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from kafka_marshal.observe.checkpoint_history import CheckpointHistory, Ended, Taken, happened_text
-from kafka_marshal.observe.checkpoints import seen_by
+from kafka_marshal.observe.checkpoints import owners_of, seen_by
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.words import is_beat, is_routine, reason, what, why_rebalanced
 from kafka_marshal.ports import LogEntry
@@ -578,7 +578,7 @@ class History:
         if outcome.type == "CommitOffsets" and outcome.message is not None and outcome.accepted:
             is_work = not outcome.by_operator
             member = known.clients.get(outcome.message.client_id)
-            beats_ms = 0 if member is None else _beats_within(member)
+            beats_ms = 0 if member is None else member.heartbeat_interval_ms
             for place in {(entry[0], entry[1]) for entry in outcome.message.entries}:
                 kept = known.kept(*place)
                 if kept is not None:
@@ -610,15 +610,14 @@ class History:
     def _rebalanced(self, group: GroupHistory, known: Group, found: Rebalance) -> None:
         if group.rebalances:
             group.rebalances[-1].settle()
-        waiting = []
         for topic, count in sorted(known.counts.items()):  # a state read from a snapshot has another order
             group.counts[topic] = max(count, group.counts.get(topic, 0))
-            pieces = known.pieces.get(topic)
-            for partition in () if pieces is None else pieces.partitions():
-                for piece in () if pieces is None else pieces[partition]:
-                    owner, target = owner_names(known, piece.owner)[0], owner_names(known, piece.target)[0]
-                    if owner and target and owner != target:
-                        waiting.append(Waiting(topic, partition, piece.lo, owner, target))
+        waiting = [
+            Waiting(topic, partition, piece.lo, owner, target)
+            for (topic, partition), piece in owners_of(known)
+            for owner, target in [(owner_names(known, piece.owner)[0], owner_names(known, piece.target)[0])]
+            if target not in ("", owner)
+        ]
         why = "; ".join(why_rebalanced(found))
         group.rebalances.append(
             Rebalanced(found.generation, found.log_time, why, found.members, known.strategy or "", found, waiting)
@@ -716,7 +715,7 @@ def _beat_members(group: GroupHistory, known: Group, offset: int) -> None:
 
 
 def _beat(group: GroupHistory, member: Member, offset: int) -> None:
-    half = _beats_within(member)
+    half = member.heartbeat_interval_ms
     pulse = group.pulses.get((member.client_id, member.instance_id))
     if pulse is None:
         group.pulses[member.client_id, member.instance_id] = Pulse(member.last_beat, half, offset)
@@ -724,11 +723,6 @@ def _beat(group: GroupHistory, member: Member, offset: int) -> None:
         if member.last_beat > pulse.last:
             pulse.beat(member.last_beat, offset)
         pulse.change(half, member.last_beat, offset)
-
-
-def _beats_within(member: Member) -> int:
-    """The longest interval between a member's heartbeats (ms)."""
-    return (member.session_timeout_ms + 1) // 2
 
 
 def begins(history: History) -> int:

@@ -27,7 +27,6 @@ from kafka_marshal.pipeline.audit.watched_group import (
     WatchedGroup,
     assignment_row,
     is_release,
-    pieces_in,
 )
 from rationalizer import Group, Outcome, Piece, World, codes
 from rationalizer.done_through import KeyPiece
@@ -214,7 +213,7 @@ class GroupObserver:
         """Compare the pieces of a partition with those before; as `_compare_all`."""
         at = (topic, partition)
         place = (group.group_id, *at)
-        before, pieces = watched.pieces.get(at, ()), pieces_in(group, *at)
+        before, pieces = watched.pieces.get(at, ()), tuple(group.pieces_of(*at))
         if pieces == before:
             return 0, 0
         found = _Faults()

@@ -383,8 +383,7 @@ def _are_released(
 
 
 def _owns(group: Group, slot: int, key: Key, lo: int) -> bool:
-    pieces = group.pieces.get(key[0])
-    return pieces is not None and any(piece.owner == slot and piece.lo <= lo <= piece.hi for piece in pieces[key[1]])
+    return any(piece.owner == slot and piece.lo <= lo <= piece.hi for piece in group.pieces_of(*key))
 
 
 def _saved(group: Group, barrier: int) -> dict[Key, list[tuple[int, int]]]:
@@ -486,7 +485,7 @@ class WatchedGroup:
         if group.checkpoints is not None:
             watched.checkpoints = WatchedCheckpoints.of(group)
         for topic, partition in group.partitions():
-            if pieces := pieces_in(group, topic, partition):
+            if pieces := tuple(group.pieces_of(topic, partition)):
                 watched.pieces[topic, partition] = pieces
             if group.kept(topic, partition) is not None:
                 watched.adopt_progress(group, topic, partition)
@@ -661,12 +660,6 @@ class WatchedGroup:
 
 _LO: Final = attrgetter("lo")
 _HI: Final = attrgetter("hi")
-
-
-def pieces_in(group: Group, topic: str, partition: int) -> tuple[Piece, ...]:
-    """The state's pieces of a partition."""
-    of_topic = group.pieces.get(topic)
-    return () if of_topic is None else tuple(of_topic[partition])
 
 
 def is_release(entry: tuple[object, ...], code: str) -> bool:

@@ -419,9 +419,8 @@ class Checks:
                 if code in codes.ACCEPTED:
                     entries.setdefault((entry.topic, entry.partition), []).append((entry, code))
         for key in group.partitions():
-            pieces, kept = group.pieces.get(key[0]), group.kept(*key)
+            owned, kept = group.pieces_of(*key), group.kept(*key)
             former = self.accounts.seen.get(key) or Seen(-1, -1, ())
-            owned = () if pieces is None else pieces[key[1]]
             epoch = max((piece.since for piece in owned), default=former.epoch)
             epoch = max(epoch, former.epoch) if self._scenario.shares else epoch  # of a piece without an owner
             if owned and (end := self.end_of(key)) is not None:
