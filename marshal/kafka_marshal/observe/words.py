@@ -44,9 +44,10 @@ from rationalizer import (
     route_group,
     route_lease,
 )
+from rationalizer.levels import CHECKPOINTS_LEVEL
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.marker import said_by
-from rationalizer.wire.records import Done, LeaseRecord, Opened, Parked
+from rationalizer.wire.records import KINDS, Belongs, Done, LeaseRecord, Opened, Parked
 from rationalizer.wire.wellformed import END, LET_GO, PIN, REACHED_AND_LEAVES, REFUSED, START
 
 if TYPE_CHECKING:
@@ -55,20 +56,12 @@ if TYPE_CHECKING:
     from rationalizer.history import Span
     from rationalizer.log_hash import LogHash
 
-_OF_CHECKPOINTS = (BeginCheckpoint, AnswerBarrier, Rollback, KeepCheckpoint)
-
-_OF_GROUP = (
-    JoinGroup,
-    GroupHeartbeat,
-    LeaveGroup,
-    CommitOffsets,
-    TopicsChanged,
-    ConfigureGroup,
-    SettleOffsets,
-    *_OF_CHECKPOINTS,
-)
-
 _MEANS = {row.code: row.means for row in codes.TABLE}
+
+
+def _is_of_group(record: Record) -> bool:
+    """Whether it is about a coordinated group."""
+    return KINDS[record.TYPE].belongs is Belongs.GROUP or isinstance(record, ConfigureGroup)
 
 
 def is_beat(outcome: Outcome, record: Record | None) -> bool:
@@ -361,8 +354,9 @@ def _reason(outcome: Outcome, record: Record, world: World, before: Span | None)
         case codes.WRONG_KIND:
             return _wrong_kind(record)
         case codes.GROUP_ACTIVE:
-            return _active(world.group(record.group_id), world, overdue_too=isinstance(record, _OF_CHECKPOINTS))
-        case _ if isinstance(record, _OF_GROUP):
+            overdue_too = KINDS[record.TYPE].level == CHECKPOINTS_LEVEL
+            return _active(world.group(record.group_id), world, overdue_too=overdue_too)
+        case _ if _is_of_group(record):
             return _about_group(outcome, record, world)
         case _ if lease is not None:
             if isinstance(record, SettlingMessages) and record.epoch is None:
@@ -401,7 +395,7 @@ def _ok(outcome: Outcome, record: Record, world: World, before: Span | None) -> 
             return f"took over from its earlier instance{silent}; epoch {outcome.epoch}"
         case _ if outcome.code == codes.REPOSITIONED:
             return "the position was replaced"
-        case _ if isinstance(record, _OF_GROUP):
+        case _ if _is_of_group(record):
             return _about_group(outcome, record, world)
         case _:
             return ""
@@ -456,7 +450,7 @@ def _partial(outcome: Outcome, record: Record) -> str:
 
 
 def _wrong_kind(record: Record) -> str:
-    has, to = ("claimed", "coordinated") if isinstance(record, _OF_GROUP) else ("coordinated", "claimed")
+    has, to = ("claimed", "coordinated") if _is_of_group(record) else ("coordinated", "claimed")
     return f"it is a {has} group: kafka-marshal convert-group --to {to} makes it another"
 
 
