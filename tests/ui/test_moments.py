@@ -12,9 +12,11 @@ from kafka_marshal.observe.rows import STATES
 from kafka_marshal.ui import moments
 from kafka_marshal.ui.fold import GroupHistory, History
 from kafka_marshal.ui.moments import Moment
-from rationalizer import World
+from rationalizer import Record, SettleOffsets, World, encode
+from rationalizer.levels import SHARING_LEVEL
 from tests.audit.group_logs import random_group_log
 from tests.audit.logs import WholeLog, random_log
+from tests.fleet import Fleet, started
 from tests.ui.cells import cells
 
 #: (group, topic, partition, lo) → (owner, its run, epoch, state)
@@ -147,6 +149,28 @@ def _is_of(history: History, key: tuple[str, str, int, int], cp: int) -> bool:
 
 def _owners(found: dict[tuple[str, str, int, int], tuple[str, str, int]]) -> set[tuple[object, ...]]:
     return {(*key[:3], *value) for key, value in found.items()}
+
+
+def test_a_position_that_a_record_of_open_messages_moves_is_that_of_its_moment() -> None:
+    history, now = History(1), [1_000]
+
+    def append(record: Record, cp: int) -> int:
+        offset = history.worlds[0].next_offset
+        history.take(0, [(offset, now[0], encode(record))])
+        return offset
+
+    fleet = Fleet("g", 1, append)
+    fleet.upgrade(SHARING_LEVEL)
+    generation = fleet.join("a", {"t": 1})
+    fleet.commit("a", generation, *started("t", 0, through=9))
+    instance, client, group, member_id = fleet.ids("a")
+    settles = (instance, client, group, member_id, generation, 2**40, "t", 0)
+    append(SettleOffsets(*settles, open=((10, 10, 5, 1),)), 0)
+    now[0] = 2_000
+    append(SettleOffsets(*settles, done=((10, 10),)), 0)
+    samples = history.groups["g"].keys["t", 0].samples
+    found = [samples.at(at, 2**40) for at in (1_500, 2_500)]
+    assert [sample and sample.low for sample in found] == [9, 10]
 
 
 def test_a_moment_is_a_time_or_an_offset_of_the_log() -> None:

@@ -23,7 +23,18 @@ from kafka_marshal.observe.words import is_beat, is_routine, reason, what, why_r
 from kafka_marshal.ports import LogEntry
 from kafka_marshal.secret import visible
 from kafka_marshal.ui.index import Events, KeySpans, Moments, Names, Pulse, Series, SpanStore
-from rationalizer import ConfigureGroup, Group, Lease, Outcome, Record, World, codes, route_group
+from rationalizer import (
+    CommitOffsets,
+    ConfigureGroup,
+    Group,
+    Lease,
+    Outcome,
+    Record,
+    SettleOffsets,
+    World,
+    codes,
+    route_group,
+)
 from rationalizer.groups.group import Member
 from rationalizer.groups.history import Assignments, Rebalance, owner_names
 from rationalizer.history import LeaseKey, Owners, Span
@@ -575,11 +586,12 @@ class History:
                 since, found.reported = max(found.reported, self.starts[world.partition][1]), world.log_time
                 self._note_stable(found, group, kept.progress.stable, since, world)
         _beat_sender(group, known, outcome, world.next_offset - 1)
-        if outcome.type == "CommitOffsets" and outcome.message is not None and outcome.accepted:
-            is_work = not outcome.by_operator
-            member = known.clients.get(outcome.message.client_id)
+        message = outcome.message
+        if outcome.accepted and outcome.is_a(CommitOffsets, SettleOffsets):
+            is_work, member = not outcome.by_operator, known.clients.get(message.client_id)
+            entries = message.entries if outcome.is_a(CommitOffsets) else [(message.topic, message.partition)]
             beats_ms = 0 if member is None else member.heartbeat_interval_ms
-            for place in {(entry[0], entry[1]) for entry in outcome.message.entries}:
+            for place in {(entry[0], entry[1]) for entry in entries}:
                 kept = known.kept(*place)
                 if kept is not None:
                     found = self._key(group, place, world.partition)
