@@ -156,18 +156,18 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (3, 820),
     "checkpoints": (3, 590),
     "cli": (23, 7_730),
-    "client": (32, 10_970),
+    "client": (32, 10_960),
     "engine": (59, 18_480),
     "kafka_marshal": (14, 2_790),
     "metrics": (6, 1_580),
     "node": (17, 4_470),
-    "observe": (17, 5_900),
+    "observe": (17, 5_890),
     "pipeline": (21, 8_050),
-    "rationalizer": (44, 10_130),
+    "rationalizer": (44, 10_140),
     "sinks": (7, 2_700),
     "snapshots": (5, 1_030),
-    "testing": (38, 11_180),
-    "ui": (10, 4_340),
+    "testing": (38, 11_170),
+    "ui": (10, 4_350),
     "watchdog": (3, 940),
 }
 
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (338, 103_390)
+MOST_OF_ALL = (338, 103_380)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
