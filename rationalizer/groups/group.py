@@ -516,11 +516,6 @@ class Group:
             kept = of_topic[partition] = PartitionProgress()
         return kept
 
-    def pieces_of(self, topic: str, partition: int) -> Sequence[Piece]:
-        """The pieces of a partition, ascending; none if no member has it."""
-        of_topic = self.pieces.get(topic)
-        return () if of_topic is None else of_topic[partition]
-
     def kept(self, topic: str, partition: int) -> PartitionProgress | None:
         """The progress of a partition, or None where it has none."""
         of_topic = self.progress.get(topic)

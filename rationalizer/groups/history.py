@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from rationalizer.groups.group import Group, Member
+from rationalizer.groups.pieces import Piece
 from rationalizer.history import BEFORE, End, Span
 from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.outcome import Outcome
@@ -287,6 +288,12 @@ def owner_names(group: Group, slot: int) -> tuple[str, str]:
     return ("", "") if member is None else (member.client_id, member.instance_id)
 
 
+def pieces_of(group: Group, topic: str, partition: int) -> Sequence[Piece]:
+    """The pieces of a partition, ascending; none if no member has it."""
+    of_topic = group.pieces.get(topic)
+    return () if of_topic is None else of_topic[partition]
+
+
 def done_in(group: Group, topic: str, partition: int, lo: int, hi: int) -> int:
     """The largest offset up to which all is done for the keys lo … hi; −1: nothing is."""
     kept = group.kept(topic, partition)
@@ -302,7 +309,7 @@ def _spans(group: Group, topic: str, partition: int, offset: int, log_time: int)
     key = (group.group_id, topic, partition)
     found: list[Span] = []
     at = 0
-    for piece in group.pieces_of(topic, partition):
+    for piece in pieces_of(group, topic, partition):
         if piece.lo > at:
             found.append(_span(key, at, piece.lo - 1, "", "", NOTHING_DONE, offset, log_time))
         before = found[-1] if found else None

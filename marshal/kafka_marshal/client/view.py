@@ -11,7 +11,7 @@ from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.types import LeaseInfo, OpenMessages, Sharer
 from rationalizer import Piece, Progress, route_lease
-from rationalizer.groups.history import done_in
+from rationalizer.groups.history import done_in, pieces_of
 from rationalizer.holes import NO_KEY, Hole
 from rationalizer.limits import MAX_KEY_HASH
 
@@ -118,7 +118,7 @@ def _pieces_of(group: Group, world: World) -> Iterator[tuple[LeaseInfo, Progress
     for topic, partition in group.partitions():
         kept = group.kept(topic, partition)
         progress = nothing if kept is None else kept.progress
-        for piece in list(group.pieces_of(topic, partition)) or [Piece(0, MAX_KEY_HASH, -1, 0, -1, -1)]:
+        for piece in list(pieces_of(group, topic, partition)) or [Piece(0, MAX_KEY_HASH, -1, 0, -1, -1)]:
             yield _piece_info(group, topic, partition, piece, progress, world.log_time), progress
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.observe.rows import WINDOW_MS, AllSilent, LeaseRow
 from kafka_marshal.observe.text import local_ms, span, time_text
-from rationalizer.groups.history import done_in, owner_names
+from rationalizer.groups.history import done_in, owner_names, pieces_of
 from rationalizer.limits import MIN_HEARTBEAT_INTERVAL_MS, NOTHING_DONE, STALE_AFTER_INTERVALS
 from rationalizer.routing import route_group
 
@@ -57,7 +57,7 @@ def _standings(world: World) -> Iterator[tuple[LeaseKey, int, int, int, str | No
         for topic, partition in group.partitions():
             kept = group.kept(topic, partition)
             more = 0 if kept is None else beyond(kept.progress.ranges)
-            for piece in group.pieces_of(topic, partition):
+            for piece in pieces_of(group, topic, partition):
                 stable = done_in(group, topic, partition, piece.lo, piece.hi)
                 owner = owner_names(group, piece.owner)[0]
                 yield (group.group_id, topic, partition, piece.lo), piece.since, stable, stable + more, owner

@@ -30,6 +30,7 @@ from kafka_marshal.pipeline.audit.watched_group import (
 )
 from rationalizer import Group, Outcome, Piece, World, codes
 from rationalizer.done_through import KeyPiece
+from rationalizer.groups.history import pieces_of
 from rationalizer.groups.lots import NOBODY
 from rationalizer.history import BEFORE
 from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
@@ -213,7 +214,7 @@ class GroupObserver:
         """Compare the pieces of a partition with those before; as `_compare_all`."""
         at = (topic, partition)
         place = (group.group_id, *at)
-        before, pieces = watched.pieces.get(at, ()), tuple(group.pieces_of(*at))
+        before, pieces = watched.pieces.get(at, ()), tuple(pieces_of(group, *at))
         if pieces == before:
             return 0, 0
         found = _Faults()

@@ -24,6 +24,7 @@ from kafka_marshal.pipeline.audit.files import Row
 from kafka_marshal.pipeline.audit.invariants import Watched
 from rationalizer import Group, Piece, codes
 from rationalizer.done_through import KeyPiece
+from rationalizer.groups.history import pieces_of
 from rationalizer.groups.lots import NOBODY
 from rationalizer.groups.pieces import NEVER
 from rationalizer.history import BEFORE
@@ -383,7 +384,7 @@ def _are_released(
 
 
 def _owns(group: Group, slot: int, key: Key, lo: int) -> bool:
-    return any(piece.owner == slot and piece.lo <= lo <= piece.hi for piece in group.pieces_of(*key))
+    return any(piece.owner == slot and piece.lo <= lo <= piece.hi for piece in pieces_of(group, *key))
 
 
 def _saved(group: Group, barrier: int) -> dict[Key, list[tuple[int, int]]]:
@@ -485,7 +486,7 @@ class WatchedGroup:
         if group.checkpoints is not None:
             watched.checkpoints = WatchedCheckpoints.of(group)
         for topic, partition in group.partitions():
-            if pieces := tuple(group.pieces_of(topic, partition)):
+            if pieces := tuple(pieces_of(group, topic, partition)):
                 watched.pieces[topic, partition] = pieces
             if group.kept(topic, partition) is not None:
                 watched.adopt_progress(group, topic, partition)

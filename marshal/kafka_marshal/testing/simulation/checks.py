@@ -77,6 +77,7 @@ from rationalizer import (
     route_group,
     route_lease,
 )
+from rationalizer.groups.history import pieces_of
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
 if TYPE_CHECKING:
@@ -419,7 +420,7 @@ class Checks:
                 if code in codes.ACCEPTED:
                     entries.setdefault((entry.topic, entry.partition), []).append((entry, code))
         for key in group.partitions():
-            owned, kept = group.pieces_of(*key), group.kept(*key)
+            owned, kept = pieces_of(group, *key), group.kept(*key)
             former = self.accounts.seen.get(key) or Seen(-1, -1, ())
             epoch = max((piece.since for piece in owned), default=former.epoch)
             epoch = max(epoch, former.epoch) if self._scenario.shares else epoch  # of a piece without an owner
