@@ -115,8 +115,8 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "what is done beyond gaps is never told",
         "commit_ranges",
-        "if self._consumer.at_most_once or not assignment.tracker.has_islands:",
-        "if assignment.tracker is not None:",
+        "if self.consumer.at_most_once or not self.tracker.has_islands:",
+        "if self.tracker is not None:",
         "P6",
     ),
     Mutation(
@@ -466,8 +466,8 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "more is told to be gone than is",
         "located",
-        "self._gap(assignment, position, low - 1)",
-        "self._gap(assignment, position, low)",
+        "self.gap(assignment, position, low - 1)",
+        "self.gap(assignment, position, low)",
         "P9",
     ),
     Mutation(

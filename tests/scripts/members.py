@@ -76,7 +76,7 @@ from kafka_marshal.engine.effects import (
     Warn,
 )
 from kafka_marshal.engine.settings import SharingOptions, Why
-from kafka_marshal.engine.shares.consumer import SharedConsumer
+from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.open_messages import hash_of
 from kafka_marshal.engine.work.topic_mark import NO_ID
@@ -383,7 +383,7 @@ class Members:
                 self._parks(member, lease_name(name), int(offset), int(attempts), reason)
             case ("gives", "back", name, offset):
                 run = member.assignment(lease_name(name)).tracker.run_at(int(offset))
-                assert run is not None
+                assert isinstance(run, BatchRun)
                 consumer = member.engine.consumers[run.assignment.consumer.number]
                 assert isinstance(consumer, SharedConsumer)
                 member.engine.take(consumer.number, consumer.delivery.give_back_run, run, member.clock())

@@ -10,7 +10,7 @@ import pytest
 
 from kafka_marshal.engine.claims.applied import LeaseRecords
 from kafka_marshal.engine.claims.keys import ShareLease
-from kafka_marshal.engine.shares.consumer import SharedAssignment, SharedRevocation
+from kafka_marshal.engine.shares.consumer import SharedAssignment
 from kafka_marshal.engine.shares.desk import Desk
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.testing.simulation import Client, Fault, Scenario, simulate, simulate_one
@@ -126,13 +126,13 @@ def _trusts_its_share_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 def _settles_after_it_was_fenced(patch: pytest.MonkeyPatch) -> None:
     """What was in flight when its share was ended is settled by its next one, if the log gives it again."""
-    lost, look = SharedRevocation.lost, Desk.look
+    lost, look = SharedAssignment.lost, Desk.look
     left: dict[Any, list[tuple[int, int]]] = {}
 
-    def planted_lost(self: SharedRevocation, assignment: Any, reason: str, now: float) -> None:
-        place = id(self._consumer), assignment.key
-        left.setdefault(place, []).extend((run.first, run.last) for run in assignment.tracker.runs.values())
-        lost(self, assignment, reason, now)
+    def planted_lost(self: SharedAssignment, reason: str, now: float) -> None:
+        place = id(self.consumer), self.key
+        left.setdefault(place, []).extend((run.first, run.last) for run in self.tracker.runs.values())
+        lost(self, reason, now)
 
     def planted_look(self: Desk, lease: Any, now: float) -> None:
         look(self, lease, now)
@@ -142,7 +142,7 @@ def _settles_after_it_was_fenced(patch: pytest.MonkeyPatch) -> None:
                 if first <= each.first <= last:
                     self._done(each.first, min(each.last, last))
 
-    patch.setattr(SharedRevocation, "lost", planted_lost)
+    patch.setattr(SharedAssignment, "lost", planted_lost)
     patch.setattr(Desk, "look", planted_look)
 
 

@@ -10,7 +10,7 @@ from kafka_marshal import arguments, ports
 from kafka_marshal.client.base import check_partitions
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.consumer import Consumer
-from kafka_marshal.engine.shares.consumer import BatchRun, SharedAssignment, SharedConsumer
+from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer
 from kafka_marshal.engine.work.open_messages import Kind
 from kafka_marshal.engine.work.pull import Pull
 from kafka_marshal.engine.work.run import offset_of
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 def _aside_of(run: BatchRun) -> set[int]:
     """The offsets of its messages that the program has set aside."""
-    assignment = cast("SharedAssignment", run.assignment)
+    assignment = run.assignment
     found = {each.last for each in assignment.desk.settling if each.kind is Kind.PARKED}
-    lease = assignment.consumer.shares.lease_of(assignment.key)
+    lease = assignment.consumer.source.lease_of(assignment.key)
     holes = [] if lease is None else lease.progress.open
     found |= {hole.first for hole in holes if hole.is_parked and hole.since > run.token}
     return found & {offset_of(message) for message in run.messages}
@@ -44,6 +44,8 @@ class SharedBatch(Batch):
     """
 
     __slots__ = ("_consumer", "delivery_count", "first", "last", "token")
+
+    _run: BatchRun
 
     def __init__(self, consumer: ShareConsumer, run: BatchRun) -> None:
         messages = list(run.messages)
@@ -96,8 +98,7 @@ class SharedBatch(Batch):
         consumer._tell()
 
     def _aside(self) -> set[int]:
-        run = cast("BatchRun", self._run)
-        return set() if self._look is None else self._look.read(lambda: _aside_of(run), set())
+        return set() if self._look is None else self._look.read(lambda: _aside_of(self._run), set())
 
     def give_back(self) -> None:
         """Have others take what is not done of it; that counts as no delivery, and nothing is set aside for it.

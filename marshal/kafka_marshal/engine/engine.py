@@ -31,7 +31,7 @@ from kafka_marshal.engine.inputs import T, Ts, given
 from kafka_marshal.engine.kinds import coordinated_group
 from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
-from kafka_marshal.engine.shares.consumer import KeyConsumer, SharedConsumer, settle_for
+from kafka_marshal.engine.shares.consumer import NamedConsumer, SharedConsumer
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import REPORTING
 from kafka_marshal.engine.work.consumer import ConsumerEngine
@@ -70,7 +70,7 @@ class RangeCommits:
                     continue
                 if assignment.stage in REPORTING and assignment.lease.held:
                     consumer.settlements.send(assignment, now)
-                    consumer.revocation.commit_ranges(assignment, now)
+                    assignment.commit_ranges(now)
 
 
 class Recorder(Protocol):
@@ -150,7 +150,7 @@ class Engine:
         if isinstance(source, ShareSource):
             about, ids = self.settings, self.topic_ids.want
             return SharedConsumer(number, settings, subscription, source, about, self.outbox, ids, self._rng)
-        kind = KeyConsumer if isinstance(source, KeySource) else ConsumerEngine
+        kind = NamedConsumer if isinstance(source, KeySource) else ConsumerEngine
         return kind(number, settings, subscription, source, self.settings, self.outbox, self.topic_ids.want)
 
     @given
@@ -165,13 +165,13 @@ class Engine:
     def messages_opened(self, key: Key, entries: Settles, answers: Sequence[str] | None, now: float) -> None:
         """A record has opened, parked or settled messages of a partition (H3, H4). answers: if it is our own."""
         for consumer in self.consumers.values():
-            consumer.positions.messages_opened(key, entries, answers, now)
+            consumer.messages_opened(key, entries, answers, now)
 
     def wanted_by_an_operator(self, key: Key, record: SettlingMessages, answers: Sequence[str], now: float) -> None:
         """An operator wants to settle messages of a partition: what the log refuses, its owner does (H2)."""
         for consumer in self.consumers.values():
             if isinstance(consumer, SharedConsumer):
-                settle_for(consumer, key, record, answers, now)
+                consumer.settle_for(key, record, answers, now)
 
     def unblock(self, keys: Collection[Key]) -> None:
         """These positions were set (C11), or the group was recreated: their partitions may be worked on again (P11)."""
@@ -242,8 +242,8 @@ class Engine:
         """The leader returned a log's start and end, and the start offset asked for."""
         consumer = self.consumers.get(asked.consumer)
         assignment = None if consumer is None else consumer.of(asked.key, asked.token)
-        if consumer is not None and assignment is not None:
-            consumer.positions.located(assignment, low, high, start, now)
+        if assignment is not None:
+            assignment.located(low, high, start, now)
 
     @given
     def called(self, call: Call, now: float) -> None:

@@ -121,6 +121,8 @@ class Holding:
 
     #: Our keys of the partition; None: all of them, with the same progress.
     keys: Keys | None = None
+    #: Whether its claim says where the group begins (B3), so that this is looked up before.
+    is_claimed_with_start: bool = False
     #: How many intervals the log keeps beyond a gap (P5).
     most_intervals: int = MAX_INTERVALS
     #: Whether a checkpoint can't name what is done beyond a gap: its cut must have none.

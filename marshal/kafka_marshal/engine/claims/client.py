@@ -15,7 +15,7 @@ from kafka_marshal.engine.plane import PASSING, PAUSED, SURPLUS, UNWANTED, Check
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.types import Key
+from kafka_marshal.types import Key, Start
 from rationalizer import ClaimingMessages, CommitRanges, Progress, SettlingMessages
 from rationalizer.holes import Hole
 
@@ -265,6 +265,20 @@ class NamedClient(ClaimsClient):
         #: Partitions whose refusal was reported.
         self._told: set[Key] = set()
         self._is_dirty = True
+        #: Our own clock's time (ms) of the last step.
+        self.now: float = 0.0
+
+    def start_for(self, key: Key) -> Start | None:
+        """Where the group begins, to be looked up before the claim says it (B3); None: it is claimed at once."""
+        raise NotImplementedError
+
+    def claim_from(self, own: Holding, start: int | None, now: float) -> None:
+        """Claim what is wanted of a partition; start: where the group begins if the log does not know the lease."""
+        raise NotImplementedError
+
+    def refused(self, key: Key, code: str, now: float) -> None:
+        """The log refused a claim: wait until that may have changed, and say so once."""
+        raise NotImplementedError
 
     def look_again(self, key: Key | None = None) -> None:
         self._is_dirty = True

@@ -17,7 +17,7 @@ from kafka_marshal.engine.claims.leases import HeldLease
 from kafka_marshal.engine.holding import Holding
 from kafka_marshal.engine.plane import Loss, Settles, Work
 from kafka_marshal.engine.settings import MAX_SHARES
-from kafka_marshal.types import Key
+from kafka_marshal.types import Key, Start
 from rationalizer import ClaimingShare, Lease, Record, SettlingMessages, codes
 from rationalizer.holes import Hole
 from rationalizer.leases.shares import Share
@@ -53,6 +53,7 @@ class ShareLease(HeldLease):
     __slots__ = ("start",)
 
     is_share = True
+    is_claimed_with_start = True
 
     #: Where the group begins, if the log does not know the lease; None: at offset 0.
     start: int | None
@@ -146,8 +147,12 @@ class ShareSource(NamedClient):
 
     # What its consumer sends.
 
+    def start_for(self, key: Key) -> Start | None:
+        if self.lease_of(key) is not None:
+            return None
+        return "earliest" if self.view.came_later(key) else self._wanted.start
+
     def claim_from(self, own: Holding, start: int | None, now: float) -> None:
-        """Claim a share; start: where the group begins if the log does not know the lease."""
         lease = _share(own)
         lease.start = start
         self._book.claim(lease, now)
@@ -170,7 +175,6 @@ class ShareSource(NamedClient):
                 cast("_Seen", part).is_dirty = True
 
     def refused(self, key: Key, code: str, now: float) -> None:
-        """The log refused a claim: wait until that may have changed, and say so once."""
         self._claim_at[key] = now + self._settings.heartbeat_interval_ms / 2
         if code == codes.HELD:
             self._held.add(key)
@@ -206,6 +210,7 @@ class ShareSource(NamedClient):
         return False  # messages in flight come again as a batch, at the member that takes it
 
     def step(self, now: float) -> None:
+        self.now = now
         if self.failure is not None:
             return
         if self._is_limited and now >= self._check_at:
@@ -368,6 +373,7 @@ class KeyParts(Holding):
     """The shares of one partition."""
 
     keys: KeyShare
+    is_claimed_with_start = True
 
     def __init__(self, key: Key, cp: int, keys: KeyShare, owner: Owner, book: LeaseBook, heartbeat_interval_ms: int):
         super().__init__(key, cp, heartbeat_interval_ms, owner)
@@ -580,20 +586,17 @@ class KeySource(NamedClient):
         self._rests: dict[Key, float] = {}
         #: Partitions of which batches are open, as the log said when it refused a claim.
         self._left_open: set[Key] = set()
-        #: Our own clock's time (ms) of the last step.
-        self.now: float = 0.0
 
     # What its consumer asks.
 
+    def start_for(self, key: Key) -> Start | None:
+        is_known = self._peers.lease(key) is not None or self.view.came_later(key)
+        return None if is_known or self._wanted.start == "earliest" else self._wanted.start
+
     def claim_from(self, own: Holding, start: int | None, now: float) -> None:
-        """Claim what is wanted of a partition; start: where the group begins if the log does not know the lease."""
         assert isinstance(own, KeyParts)
         own.start = start
         own.claim_next(now)
-
-    def is_known(self, key: Key) -> bool:
-        """Whether the log knows the lease."""
-        return self._peers.lease(key) is not None
 
     def drop(self, own: Holding) -> None:
         if isinstance(own, KeyParts):
@@ -610,7 +613,6 @@ class KeySource(NamedClient):
         return reason == Loss.EVICTED
 
     def refused(self, key: Key, code: str, now: float) -> None:
-        """The log refused a claim: wait until that may have changed, and say so once."""
         share = {codes.HELD: HELD_REST, codes.WRONG_MODE: WRONG_MODE_REST}.get(code, REST)
         if code == codes.WRONG_MODE:
             self._left_open.add(key)

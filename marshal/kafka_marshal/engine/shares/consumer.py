@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
-from typing import cast
+from typing import ClassVar, cast
 from weakref import ref
 
-from kafka_marshal.engine.claims.keys import KeySource, ShareSource
+from kafka_marshal.engine.claims.client import NamedClient
+from kafka_marshal.engine.claims.keys import ShareSource
 from kafka_marshal.engine.effects import Outbox, StartFetch, StopFetch
 from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.holding import Holding, Owner
 from kafka_marshal.engine.inputs import given
-from kafka_marshal.engine.plane import Loss
+from kafka_marshal.engine.plane import Loss, Settles
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings, SharingOptions
-from kafka_marshal.engine.shares.desk import BatchBuffer, BatchTracker, Desk, Given
+from kafka_marshal.engine.shares.desk import BatchBuffer, BatchTracker, Desk, Given, OnceDesk
 from kafka_marshal.engine.shares.taking import LINGER_MS, Taking
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage
@@ -22,8 +23,7 @@ from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.lane import LeftBehind
 from kafka_marshal.engine.work.open_messages import Kind, Request
-from kafka_marshal.engine.work.positions import Positions
-from kafka_marshal.engine.work.revocation import Revocation, Schedule
+from kafka_marshal.engine.work.revocation import Schedule
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.settlements import GIVEN_BACK
@@ -31,7 +31,57 @@ from kafka_marshal.ports import Message
 from kafka_marshal.types import BatchToken, Key
 from rationalizer import Progress, codes
 from rationalizer.leases.shares import Share
+from rationalizer.limits import NOTHING_DONE
 from rationalizer.wire.records import SettlingMessages, Take
+
+
+class NamedAssignment(Assignment):
+    """A partition that is claimed once it is known where the group begins, for its claim says that (B3)."""
+
+    __slots__ = ()
+
+    consumer: NamedConsumer
+
+    def granted(self, now: float) -> None:
+        self.consumer.source.granted(self.key)
+        super().granted(now)
+
+    def refused(self, code: str, now: float) -> None:
+        super().refused(code, now)
+        self.consumer.source.refused(self.key, code, now)
+
+    def located(self, low: int, high: int, start: int, now: float) -> None:
+        if self.stage is Stage.CLAIMING:
+            self.consumer.source.claim_from(self.lease, start or None, now)
+        else:
+            super().located(low, high, start, now)
+
+
+class NamedConsumer(ConsumerEngine):
+    """A consumer of partitions that are claimed without a policy."""
+
+    source: NamedClient
+
+    _assignment_kind: ClassVar[type[Assignment]] = NamedAssignment
+
+    def take_on(
+        self,
+        key: Key,
+        is_first: bool,
+        want: Callable[[Owner], Holding],
+        claims_before: Mapping[int, int] | None = None,
+    ) -> None:
+        super().take_on(key, is_first, want, claims_before)
+        assignment = self.assignments[key]
+        if not assignment.lease.is_claimed_with_start:
+            return
+        assignment.wary = None  # others may have died of its messages, and nothing is done yet (U1)
+        start = self.source.start_for(key)
+        if start is None:
+            self.source.claim_from(assignment.lease, None, self.source.now)
+        else:
+            self.positions.look_up(assignment, start, claims_before)
+
 
 #: A member with messages in flight reads the log in steps of this length (ms): its next take is due by time.
 BUSY_STEP_MS = 100.0
@@ -44,6 +94,8 @@ class BatchRun(RunOf[Assignment]):
     """Messages of one batch of a share."""
 
     __slots__ = ("attempts", "batch_first", "batch_last", "token")
+
+    assignment: SharedAssignment
 
     def __init__(
         self,
@@ -61,8 +113,12 @@ class BatchRun(RunOf[Assignment]):
         self.batch_last: int = given.last
 
 
-class SharedAssignment(Assignment):
-    """A share of one partition."""
+#: Losses after which what was done is reported: nobody has ended the share yet.
+_REPORTS = (Loss.POSITION, Loss.KAFKA_OFFSET, Loss.TOPIC_GONE, Loss.HANDLER_TIMEOUT)
+
+
+class SharedAssignment(NamedAssignment):
+    """A share of one partition: all in which it differs from a partition that is held whole."""
 
     __slots__ = ("desk", "is_crowded", "is_dirty", "sent_at", "took")
 
@@ -75,7 +131,8 @@ class SharedAssignment(Assignment):
         sharing = consumer.sharing
         self.buffer = BatchBuffer(self._is_ours, lambda first: self.desk.unread(first))
         self.tracker = BatchTracker(-1, (), moved)
-        self.desk: Desk = Desk(self, sharing.max_deliveries, sharing.at_most_once)
+        desk = OnceDesk if sharing.at_most_once else Desk
+        self.desk: Desk = desk(self, sharing.max_deliveries)
         #: A record about the partition was applied since the desk looked.
         self.is_dirty: bool = True
         #: A message waits to be set aside, and the log has too many open ones: nothing more is taken.
@@ -101,14 +158,30 @@ class SharedAssignment(Assignment):
     def _is_ours(self, offset: int) -> bool:
         return self.desk.at(offset) is not None
 
-    # What the log shows (plane.Owner).
+    # What the log shows (holding.Owner).
+
+    def located(self, low: int, high: int, start: int, now: float) -> None:
+        positions, position = self.consumer.positions, self.consumer.known_stable(self.key) + 1
+        if self.stage is Stage.CLAIMING:
+            super().located(low, high, start, now)
+            return
+        positions.stuck.answered(self, high)
+        if self.stage is not Stage.LOCATING or not self.lease.held:
+            return
+        if position > high:
+            positions.position_lost(self, position, low, high, now)
+            return
+        self.desk.shelf.low = low
+        self.desk.shelf.begin(max(low, min(self.buffer.fetch_next, high)))
+        positions.assign(self)
+        self.is_dirty = True
 
     def settled(self, taken: tuple[int, int] | None, now: float) -> None:
         """Our settle was applied."""
         self.sent_at, self.is_dirty = None, True
         self.took = "nothing" if taken is None else "again" if taken[0] < self.desk.free_from else "new"
-        if taken is not None and self.desk.at_most_once:
-            self.desk.granted(self.consumer.shares.next_offset(self.lease) - 1, *taken, now)
+        if taken is not None:
+            self.desk.took(self.consumer.source.next_offset(self.lease) - 1, *taken, now)
         self.consumer.taking.answered(self, now)
         self.look(now)
         if self.stage is Stage.REVOKING:
@@ -118,7 +191,7 @@ class SharedAssignment(Assignment):
         """Take over what our replica shows, if that may have changed."""
         if self.lease.held and (self.is_dirty or now >= self.desk.crowd.look_at):
             self.is_dirty = False
-            self.desk.look(self.consumer.shares.lease_of(self.key), now)
+            self.desk.look(self.consumer.source.lease_of(self.key), now)
 
     def report(self, now: float, taking: Take | None = None) -> bool:
         """Send what the log does not show yet; taking: the next batch. Returns whether anything was sent."""
@@ -134,24 +207,66 @@ class SharedAssignment(Assignment):
         if entries is None and taking is None:
             return False
         self.consumer.positions.marks.ahead(self, now)
-        self.consumer.shares.settle(self.lease, entries, taking, now)
+        self.consumer.source.settle(self.lease, entries, taking, now)
         self.sent_at = now
         return True
 
-    def progress_to_report(self) -> int | None:
-        return None
+    def commit_ranges(self, now: float) -> None:
+        if not self.consumer.source.view.closed(self.lease.cp, now) or self.stage is Stage.REVOKING:
+            self.report(now)
 
     def done_through(self) -> int:
-        return -1
+        return NOTHING_DONE
 
     @property
     def done(self) -> Progress:
         """What the log shows: it is that of all sharers (any thread)."""
         return self.consumer.source.view.progress(self.key) or Progress()
 
+    # How it ends: what has not begun is given back.
+
+    def may_go(self, now: float) -> bool:
+        self.hand_in()
+        if len(self.desk.settling):
+            self.report(now)
+            return False  # it is released when the log shows that
+        return True
+
+    def hand_in(self) -> None:
+        self.desk.end()
+
+    def lost(self, reason: str, now: float) -> None:
+        if self.stage is not Stage.CLAIMING and not self.over:
+            self.hand_in()
+            if reason in _REPORTS:
+                self.report(now)
+        self.consumer.taking.ended(self)
+        super().lost(reason, now)
+
+    def overran(self, before: float, now: float) -> None:
+        if self.desk.at_most_once:  # what is in flight is done for the log
+            super().overran(before, now)
+        else:
+            self.consumer.delivery.leave(self, before, now)
+
+    def give_back(self, run: Run, *, counts: bool) -> bool:
+        """Others may have what is not done of a run. Returns whether there is any."""
+        parts = self.tracker.split(run, [x for x, mark in zip(run.messages, run.marks, strict=True) if not mark])
+        for messages, covers_from in parts:
+            self.desk.give_back(covers_from, offset_of(messages[-1]), counts=counts)
+        return bool(parts)
+
+    def disown(self) -> None:
+        self.consumer.delivery.in_lanes.disown(self)
+        for run in list(self.tracker.runs.values()):
+            self.give_back(run, counts=False)
+
+    def never_delivered(self, first: int, last: int) -> None:
+        self.consumer.delivery.grants.report(self.key, first, last)
+
     # What the desk moves.
 
-    def begin(self, offset: int, stable: int, ranges: object) -> None:
+    def begin(self, offset: int, stable: int, ranges: Sequence[tuple[int, int]]) -> None:
         self.tracker = BatchTracker(-1, (), self.tracker.moved)
         self.buffer.clear()
         self.buffer.go_on_at(offset)
@@ -180,7 +295,7 @@ class SharedAssignment(Assignment):
         self.consumer.settlements.parked(self, offset, attempts, reason, self.consumer.now)
 
     def silent_in(self, share: Share) -> float:
-        return self.consumer.shares.silent_in(share, self.lease.cp, self.consumer.now)
+        return self.consumer.source.silent_in(share, self.lease.cp, self.consumer.now)
 
     @property
     def room_ahead(self) -> int:
@@ -233,10 +348,6 @@ class SharedDelivery(Delivery):
         #: How many messages were set aside.
         self.set_aside_ever: int = 0
 
-    def has_more(self, assignment: SharedAssignment) -> None:
-        """Messages of our batches are there."""
-        self._turns.setdefault(assignment)
-
     @property
     def buffered(self) -> int:
         return super().buffered + sum(len(x.desk.shelf.messages) for x in self._consumer.desks())
@@ -275,29 +386,14 @@ class SharedDelivery(Delivery):
         return bool(self._parts(run))
 
     @given
-    def give_back_run(self, run: Run, now: float) -> None:
+    def give_back_run(self, run: BatchRun, now: float) -> None:
         """The program gives a batch back: others may have it, this member after a while; it counts as no delivery."""
         self._returned(run)
-        assignment = cast("SharedAssignment", run.assignment)
-        gave = [self._give_back(part, counts=False) for part in self._parts(run)]
-        if any(gave) and assignment.desk.gave_back(float(assignment.lease.heartbeat_interval_ms), now):
-            self._consumer.settlements.refused(assignment, run.first, GIVEN_BACK, now)
-        self._gave_back(assignment, now)
-
-    def hand_in(self, assignment: SharedAssignment) -> None:
-        """Its share ends in order: others may have what is in flight, and that was no failed delivery (U11)."""
-        self.in_lanes.disown(assignment)
-        for run in list(assignment.tracker.runs.values()):
-            self._give_back(run, counts=False)
-
-    def _give_back(self, run: Run, *, counts: bool) -> bool:
-        """Others may have what is not done of it. Returns whether there is any."""
-        undone = [message for message, mark in zip(run.messages, run.marks, strict=True) if not mark]
-        assignment = cast("SharedAssignment", run.assignment)
-        parts = assignment.tracker.split(run, undone)
-        for messages, covers_from in parts:
-            assignment.desk.give_back(covers_from, offset_of(messages[-1]), counts=counts)
-        return bool(parts)
+        share = run.assignment
+        gave = [share.give_back(part, counts=False) for part in self._parts(run)]
+        if any(gave) and share.desk.gave_back(float(share.lease.heartbeat_interval_ms), now):
+            self._consumer.settlements.refused(share, run.first, GIVEN_BACK, now)
+        self._gave_back(share, now)
 
     def _gave_back(self, assignment: SharedAssignment, now: float) -> None:
         if not assignment.over:
@@ -320,7 +416,7 @@ class SharedDelivery(Delivery):
         runs = () if self.in_lanes.is_active else [x for x in assignment.tracker.runs.values() if not x.in_lanes]
         for run in runs:
             since = run.in_hand_since()
-            if since is not None and since <= before and self._give_back(run, counts=True):
+            if since is not None and since <= before and assignment.give_back(run, counts=True):
                 key = run.messages[0].key() if run.size == 1 else None
                 found.append(LeftBehind(*assignment.key, run.first, run.last, key, since))
                 self._left = (*self._left, (ref(run), found[-1]))
@@ -330,128 +426,38 @@ class SharedDelivery(Delivery):
         self._gave_back(assignment, now)
 
     @given
-    def park(
-        self, run: Run, offset: int, key_hash: int | None, reason: str, now: float, kind: Kind = Kind.PARKED
+    def park(self, run: BatchRun, offset: int, key_hash: int | None, reason: str, now: float) -> None:
+        """The program sets a message of a batch aside."""
+        self.settle_one(run.assignment, Kind.PARKED, offset, key_hash, reason, now)
+
+    def set_aside(
+        self, assignment: Assignment, offset: int, key_hash: int, attempts: int, reason: str, now: float
+    ) -> bool:
+        if assignment.tracker.run_at(offset) is None:
+            self.owed.came_back(assignment.key, offset)
+            return False
+        self.settle_one(self._consumer.seats[assignment.key], Kind.PARKED, offset, key_hash, reason, now)
+        return True
+
+    def settle_one(
+        self, share: SharedAssignment, kind: Kind, offset: int, key_hash: int | None, reason: str, now: float
     ) -> None:
-        """The program sets a message of a batch aside, or an operator does; kind: or it counts as done."""
-        assignment = cast("SharedAssignment", run.assignment)
-        found = assignment.tracker.run_at(offset)
+        """A message of a batch is set aside, or done, by the program or an operator."""
+        found = share.tracker.run_at(offset)
         index = None if found is None else found.index(offset)
-        given = assignment.desk.at(offset)
-        if found is None or index is None or given is None or found.marks[index] or assignment.over:
-            self.ignored_done[assignment.key] += 1
+        given = share.desk.at(offset)
+        if found is None or index is None or given is None or found.marks[index] or share.over:
+            self.ignored_done[share.key] += 1
             return
         first, _ = found.covered(index, index)
-        assignment.tracker.split(found, [found.messages[index]])
+        share.tracker.split(found, [found.messages[index]])
         if first < offset:
-            assignment.desk.settling.want(Request(first, offset - 1, Kind.DONE, None))
-        assignment.desk.settling.want(Request(offset, offset, kind, key_hash, given.attempts, reason))
+            share.desk.settling.want(Request(first, offset - 1, Kind.DONE, None))
+        share.desk.settling.want(Request(offset, offset, kind, key_hash, given.attempts, reason))
         if kind is Kind.PARKED:
             self.set_aside_ever += 1
-            assignment.aside(offset, given.attempts, reason)
-        self._came_back(assignment, now)
-
-
-class SharedPositions(Positions):
-    """Shares begin where the log shows what is free."""
-
-    _consumer: SharedConsumer
-
-    def _needs_start(self, assignment: Assignment) -> bool:
-        return False  # it was looked up before the claim
-
-    def messages_opened(self, key: Key, entries: object, answers: object, now: float) -> None:
-        assignment = self._consumer.assignments.get(key)
-        if assignment is not None:
-            shared = cast("SharedAssignment", assignment)
-            shared.is_dirty = True
-            if answers is not None and isinstance(entries, SettlingMessages):
-                if entries.take is not None:
-                    self._consumer.taking.given[shared.took] += 1
-                asked = [entry[0] for part in (entries.done, entries.open, entries.parked) for entry in part]
-                for offset, code in zip(asked, cast("Sequence[str]", answers), strict=False):
-                    if code == codes.MAX_INDIVIDUAL_COMMIT_REACHED:
-                        self._consumer.settlements.refused(shared, offset, code, now)
-
-    def begin(self, assignment: Assignment) -> None:
-        progress = self._consumer.source.view.progress(assignment.key)
-        stable = -1 if progress is None else progress.stable
-        assignment.begin(stable + 1, stable, ())
-
-    def located(self, assignment: Assignment, low: int, high: int, start: int, now: float) -> None:
-        shared = cast("SharedAssignment", assignment)
-        if shared.stage is Stage.CLAIMING:
-            self._consumer.shares.claim_from(shared.lease, start or None, now)
-            return
-        self.stuck.answered(assignment, high)
-        if assignment.stage is not Stage.LOCATING or not assignment.lease.held:
-            return
-        progress = self._consumer.source.view.progress(assignment.key)
-        position = 0 if progress is None else progress.stable + 1
-        if position > high:
-            self._position_lost(assignment, position, low, high, now)
-            return
-        shared.desk.shelf.low = low
-        shared.desk.shelf.begin(max(low, min(assignment.buffer.fetch_next, high)))
-        self.assign(assignment)
-        shared.is_dirty = True
-
-    def gap(self, assignment: Assignment, first: int, last: int) -> None:
-        """Report what retention removed before it was delivered."""
-        self._gap(assignment, first, last)
-
-
-class SharedRevocation(Revocation):
-    """Ends shares: what has not begun is given back."""
-
-    _consumer: SharedConsumer
-
-    def commit_ranges(self, assignment: Assignment, now: float) -> None:
-        shared = cast("SharedAssignment", assignment)
-        if not self._consumer.source.view.closed(shared.lease.cp, now) or shared.stage is Stage.REVOKING:
-            shared.report(now)
-
-    def try_finish(self, assignment: Assignment, now: float) -> None:
-        shared = cast("SharedAssignment", assignment)
-        if assignment.stage is not Stage.REVOKING or assignment.callbacks_running or not assignment.lease.held:
-            return
-        if assignment.tracker.runs and not self._consumer.closing:
-            return
-        self._hand_in(shared)
-        if len(shared.desk.settling):
-            shared.report(now)
-            return  # it is released when the log shows that
-        self._release(assignment, now)
-
-    def _hand_in(self, assignment: SharedAssignment) -> None:
-        desk = assignment.desk
-        if desk.at_most_once:
-            desk.never_delivered(lambda first, last: self._consumer.delivery.grants.report(assignment.key, first, last))
-            return
-        desk.settle()
-        self._consumer.delivery.hand_in(assignment)
-        desk.give_back_rest()
-
-    def _release(self, assignment: Assignment, now: float) -> None:
-        self._hand_in(cast("SharedAssignment", assignment))
-        super()._release(assignment, now)
-
-    def lost(self, assignment: Assignment, reason: str, now: float) -> None:
-        shared = cast("SharedAssignment", assignment)
-        was_held = assignment.stage is not Stage.CLAIMING and not assignment.over
-        if was_held:
-            self._hand_in(shared)
-            if reason in _REPORTS:
-                shared.report(now)
-        self._consumer.taking.ended(shared)
-        super().lost(assignment, reason, now)
-
-    def _unreported(self, assignment: Assignment) -> int | None:
-        return None
-
-
-#: Losses after which what was done is reported: nobody has ended the share yet.
-_REPORTS = (Loss.POSITION, Loss.KAFKA_OFFSET, Loss.TOPIC_GONE, Loss.HANDLER_TIMEOUT)
+            share.aside(offset, given.attempts, reason)
+        self._came_back(share, now)
 
 
 class SharedSchedule(Schedule):
@@ -463,13 +469,6 @@ class SharedSchedule(Schedule):
         self._consumer.now = now
         super().step(now, silent_cps)
         self._consumer.taking.step(now)
-
-    def _overran(self, assignment: Assignment, before: float, now: float) -> None:
-        shared = cast("SharedAssignment", assignment)
-        if shared.desk.at_most_once:  # what is in flight is done for the log
-            super()._overran(assignment, before, now)
-        else:
-            self._consumer.delivery.leave(shared, before, now)
 
     def deadline(self, now: float) -> float:
         return min(super().deadline(now), self._consumer.taking.due)
@@ -483,12 +482,11 @@ class SharedSchedule(Schedule):
         return BUSY_STEP_MS if self._consumer.in_hand_now else LINGER_MS
 
 
-class SharedConsumer(ConsumerEngine):
+class SharedConsumer(NamedConsumer):
     """A consumer of shares by batches."""
 
+    source: ShareSource
     delivery: SharedDelivery
-    positions: SharedPositions
-    revocation: SharedRevocation
     schedule: SharedSchedule
 
     def __init__(
@@ -504,37 +502,24 @@ class SharedConsumer(ConsumerEngine):
     ) -> None:
         assert settings.sharing is not None
         self.sharing: SharingOptions = settings.sharing
-        #: The same as ``source``.
-        self.shares: ShareSource = source
         #: The time (own clock, ms) of the present input, as far as it is known.
         self.now: float = 0.0
         #: A batch is delivered when it is read, or what there is of it after this time (ms).
         self.fill_ms: float = FILL_MS
         super().__init__(number, settings, subscription, source, about, outbox, want_ids)
+        #: The same as ``assignments``.
+        self.seats: dict[Key, SharedAssignment] = cast("dict[Key, SharedAssignment]", self.assignments)
         self.taking: Taking = Taking(self, settings.sharing, about.heartbeat_interval_ms, rng)
 
     _assignment_kind = SharedAssignment
     _delivery_kind = SharedDelivery
-    _positions_kind = SharedPositions
-    _revocation_kind = SharedRevocation
     _schedule_kind = SharedSchedule
 
     handles_open = False
 
-    @given
-    def park(self, key: Key, token: int, offset: int, key_hash: int, attempts: int, reason: str, now: float) -> bool:
-        """Set a message of a batch in flight aside. Returns whether it was in flight here."""
-        assignment = self.assignments.get(key) if token < 0 else self.of(key, token)
-        run = None if assignment is None or assignment.over else assignment.tracker.run_at(offset)
-        if run is None:
-            self.delivery.owed.came_back(key, offset)
-        else:
-            self.delivery.park(run, offset, key_hash, reason, now)
-        return run is not None
-
     def desks(self) -> Iterator[SharedAssignment]:
         """All shares that are held."""
-        return (cast("SharedAssignment", x) for x in self.assignments.values() if x.lease.held)
+        return (x for x in self.seats.values() if x.lease.held)
 
     def takers(self) -> Iterator[SharedAssignment]:
         """The shares whose batches are delivered."""
@@ -571,33 +556,39 @@ class SharedConsumer(ConsumerEngine):
         """The program asks for batches of at most max_messages, each read for fill_ms at most."""
         self.taking.pace.max_messages, self.fill_ms = max_messages, fill_ms
 
-    def take_on(
-        self,
-        key: Key,
-        is_first: bool,
-        want: Callable[[Owner], Holding],
-        claims_before: Mapping[int, int] | None = None,
-    ) -> None:
-        super().take_on(key, is_first, want, claims_before)
-        assignment = self.assignments[key]
-        if self.shares.lease_of(key) is not None:
-            self.shares.claim_from(assignment.lease, None, self.now)
-        else:
-            came_later = self.source.view.came_later(key)
-            self.positions.look_up(assignment, "earliest" if came_later else self.settings.start, claims_before)
+    def messages_opened(self, key: Key, entries: Settles, answers: Sequence[str] | None, now: float) -> None:
+        if (share := self.seats.get(key)) is None:
+            return
+        share.is_dirty = True
+        if answers is not None and isinstance(entries, SettlingMessages):
+            if entries.take is not None:
+                self.taking.given[share.took] += 1
+            asked = [entry[0] for part in (entries.done, entries.open, entries.parked) for entry in part]
+            for offset, code in zip(asked, answers, strict=False):
+                if code == codes.MAX_INDIVIDUAL_COMMIT_REACHED:
+                    self.settlements.refused(share, offset, code, now)
 
-    def on_granted(self, assignment: Assignment, now: float) -> None:
-        self.shares.granted(assignment.key)
-        super().on_granted(assignment, now)
+    def settle_for(self, key: Key, record: SettlingMessages, answers: Sequence[str], now: float) -> None:
+        """Settle what the log has refused to an operator, as it is in our batches. answers: its codes, entry by entry.
 
-    def on_refused(self, assignment: Assignment, code: str, now: float) -> None:
-        super().on_refused(assignment, code, now)
-        self.shares.refused(assignment.key, code, now)
+        A handler that has such a message may finish, without effect. What has not begun is left: the operator asks
+        again.
+        """
+        share = self.seats.get(key)
+        wanted: list[tuple[int, Kind, int | None, str]] = [(last, Kind.DONE, None, "") for _, last in record.done]
+        wanted += [(last, Kind.OPEN, None, "") for _, last, _, _ in record.open]
+        wanted += [(offset, Kind.PARKED, hashed, reason) for offset, hashed, _, reason in record.parked]
+        for (offset, kind, hashed, reason), code in zip(wanted, answers, strict=False):
+            is_ours = share is not None and not share.over and share.tracker.run_at(offset) is not None
+            if share is not None and is_ours and code == codes.FENCED and kind is not Kind.OPEN:
+                self.delivery.in_lanes.skip(share, offset)
+                self.delivery.settle_one(share, kind, offset, hashed, reason, now)
+                share.report(now)
 
     @given
     def fetched(self, key: Key, messages: list[Message], now: float) -> None:
         self.now = now
-        assignment = self.assignments.get(key)
+        assignment = self.seats.get(key)
         if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
             assignment.tracker.moved.fetched += len(messages)
             assignment.watch.quiet = None  # what is given back is read again, from the same offset
@@ -612,82 +603,9 @@ class SharedConsumer(ConsumerEngine):
     @given
     def log_ends(self, key: Key, log_end: int, now: float) -> None:
         super().log_ends(key, log_end, now)
-        if (assignment := self.assignments.get(key)) is not None:
-            cast("SharedAssignment", assignment).desk.shelf.ends_at(log_end, now)
+        if (share := self.seats.get(key)) is not None:
+            share.desk.shelf.ends_at(log_end, now)
 
     def remove(self, assignment: Assignment) -> None:
-        self.taking.ended(cast("SharedAssignment", assignment))
+        self.taking.ended(assignment)
         super().remove(assignment)
-
-
-def settle_for(
-    consumer: SharedConsumer, key: Key, record: SettlingMessages, answers: Sequence[str], now: float
-) -> None:
-    """Settle what the log has refused, as it is in our batches. answers: its codes, entry by entry.
-
-    A handler that has such a message may finish, without effect. What has not begun is left: the operator asks again.
-    """
-    share = cast("SharedAssignment | None", consumer.assignments.get(key))
-    wanted: list[tuple[int, Kind, int | None, str]] = [(last, Kind.DONE, None, "") for _, last in record.done]
-    wanted += [(last, Kind.OPEN, None, "") for _, last, _, _ in record.open]
-    wanted += [(offset, Kind.PARKED, hashed, reason) for offset, hashed, _, reason in record.parked]
-    for (offset, kind, hashed, reason), code in zip(wanted, answers, strict=False):
-        run = None if share is None or share.over else share.tracker.run_at(offset)
-        if share is not None and run is not None and code == codes.FENCED and kind is not Kind.OPEN:
-            consumer.delivery.in_lanes.skip(share, offset)
-            consumer.delivery.park(run, offset, hashed, reason, now, kind)
-            share.report(now)
-
-
-class KeyPositions(Positions):
-    """Where the group begins is looked up before the claim of some keys: the first one sets it for all (B3)."""
-
-    _consumer: KeyConsumer
-
-    def _needs_start(self, assignment: Assignment) -> bool:
-        return assignment.lease.keys is None and super()._needs_start(assignment)
-
-    def located(self, assignment: Assignment, low: int, high: int, start: int, now: float) -> None:
-        if assignment.stage is Stage.CLAIMING:
-            self._consumer.named.claim_from(assignment.lease, start or None, now)
-        else:
-            super().located(assignment, low, high, start, now)
-
-
-class KeyConsumer(ConsumerEngine):
-    """A consumer of named partitions."""
-
-    positions: KeyPositions
-
-    _positions_kind = KeyPositions
-
-    @property
-    def named(self) -> KeySource:
-        """The same as ``source``."""
-        return cast("KeySource", self.source)
-
-    def take_on(
-        self,
-        key: Key,
-        is_first: bool,
-        want: Callable[[Owner], Holding],
-        claims_before: Mapping[int, int] | None = None,
-    ) -> None:
-        super().take_on(key, is_first, want, claims_before)
-        assignment = self.assignments[key]
-        if assignment.lease.keys is None:
-            return
-        assignment.wary = None  # others may have died of its messages, and nothing is done yet (U1)
-        came_later = self.source.view.came_later(key)
-        if self.named.is_known(key) or came_later or self.settings.start == "earliest":
-            self.named.claim_from(assignment.lease, None, self.named.now)
-        else:
-            self.positions.look_up(assignment, self.settings.start, claims_before)
-
-    def on_granted(self, assignment: Assignment, now: float) -> None:
-        self.named.granted(assignment.key)
-        super().on_granted(assignment, now)
-
-    def on_refused(self, assignment: Assignment, code: str, now: float) -> None:
-        super().on_refused(assignment, code, now)
-        self.named.refused(assignment.key, code, now)

@@ -327,6 +327,12 @@ class Seat(Protocol):
     def aside(self, offset: int, attempts: int, reason: str) -> None:
         """A message of a batch is set aside."""
 
+    def disown(self) -> None:
+        """Others may have what is in flight, and that was no failed delivery (U11)."""
+
+    def never_delivered(self, first: int, last: int) -> None:
+        """Report what is done for the log, and will be delivered to no member."""
+
     def silent_in(self, share: Share) -> float:
         """In how many ms a share will be silent, unless it beats; below 0: the next take ends it."""
 
@@ -334,10 +340,12 @@ class Seat(Protocol):
 class Desk:
     """Called under the shell's lock."""
 
-    def __init__(self, seat: Seat, max_deliveries: int, at_most_once: bool) -> None:
+    #: Whether offsets are done for the log before they are delivered.
+    at_most_once: bool = False
+
+    def __init__(self, seat: Seat, max_deliveries: int) -> None:
         self._seat = seat
         self._max_deliveries = max_deliveries
-        self.at_most_once: bool = at_most_once
         self.settling: Settling = Settling()
         self.shelf: Shelf = Shelf(seat.buffer, seat, seat.fetch)
         #: Token → batch.
@@ -366,8 +374,7 @@ class Desk:
         holes = lease.progress.holes
         self.settling.look(lease.progress)
         self._stable = lease.progress.stable
-        if not self.at_most_once:
-            self._take_over([] if holes is None else holes.of(self._epoch), now)
+        self._take_over([] if holes is None else holes.of(self._epoch), now)
         self.crowd = self._seen(lease, now)
         self.shelf.taken_to(self._stable)
         self.serve()
@@ -384,9 +391,8 @@ class Desk:
             if token not in self.given:
                 self.given[token] = Given(token, first, last, attempts, now)
 
-    def granted(self, token: int, first: int, last: int, now: float) -> None:
-        """At most once: these offsets are done, and this member's to deliver."""
-        self.given[token] = Given(token, first, last, 1, now)
+    def took(self, token: int, first: int, last: int, now: float) -> None:
+        """A take of this member was applied: the log shows these offsets as ours."""
 
     def _seen(self, lease: Lease, now: float) -> Crowd:
         others = [] if lease.shares is None else [share for share in lease.shares if share.epoch != self._epoch]
@@ -438,7 +444,7 @@ class Desk:
         found = self.shelf.take(given.next, end)
         given.next = end
         if found:
-            if given.attempts > self._max_deliveries and not self.at_most_once:
+            if given.attempts > self._max_deliveries:
                 for message in found:
                     self._set_aside(message, given.attempts)
             else:
@@ -450,8 +456,7 @@ class Desk:
             given.covered_to = given.last + 1
 
     def _done(self, first: int, last: int) -> None:
-        if not self.at_most_once:
-            self.settling.want(Request(first, last, Kind.DONE, None))
+        self.settling.want(Request(first, last, Kind.DONE, None))
 
     def _set_aside(self, message: Message, attempts: int) -> None:
         offset, key = offset_of(message), message.key()
@@ -494,8 +499,6 @@ class Desk:
 
     def gave_back(self, longest_ms: float, now: float) -> bool:
         """The program gave a batch back, which is not taken again at once. Returns whether it often did."""
-        if self.at_most_once:
-            return False  # nothing comes back
         done = self._seat.tracker.moved.done
         self._gave_back = self._gave_back + 1 if done == self._done_before else 1
         self._done_before = done
@@ -505,7 +508,7 @@ class Desk:
     def give_back(self, first: int, last: int, *, counts: bool) -> None:
         """Have others take these offsets. counts: as one delivery, since a handler did not end in time (U11)."""
         given = self.at(first)
-        if given is None or self.at_most_once:
+        if given is None:
             return
         attempts = given.attempts if counts else given.attempts - 1
         self.settle()
@@ -521,13 +524,39 @@ class Desk:
                 self.give_back(given.covered_to, given.last, counts=False)
                 given.next = given.covered_to = given.last + 1
 
-    def never_delivered(self, report: Callable[[int, int], object]) -> None:
-        """At most once: report what is done for the log, and was never delivered."""
+    def end(self) -> None:
+        """The share ends: others may have what is not done."""
+        self.settle()
+        self._seat.disown()
+        self.give_back_rest()
+
+
+class OnceDesk(Desk):
+    """At most once: what a take gives is done for the log, and nothing of it comes back."""
+
+    at_most_once = True
+
+    def _take_over(self, ours: list[Hole], now: float) -> None:
+        pass
+
+    def took(self, token: int, first: int, last: int, now: float) -> None:
+        self.given[token] = Given(token, first, last, 1, now)
+
+    def _done(self, first: int, last: int) -> None:
+        pass
+
+    def gave_back(self, longest_ms: float, now: float) -> bool:
+        return False
+
+    def give_back(self, first: int, last: int, *, counts: bool) -> None:
+        pass
+
+    def end(self) -> None:
         for messages, covers_from in self._seat.buffer.take_all():
-            report(covers_from, offset_of(messages[-1]))
+            self._seat.never_delivered(covers_from, offset_of(messages[-1]))
         for given in self.given.values():
             if given.covered_to <= given.last:
-                report(given.covered_to, given.last)
+                self._seat.never_delivered(given.covered_to, given.last)
         self.given.clear()
 
 

@@ -219,7 +219,7 @@ class Taking:
             self.pace.answered(now - self.asked[1])
             self.asked = None
 
-    def ended(self, share: Taker) -> None:
+    def ended(self, share: object) -> None:
         """A share is over."""
         if self.asked is not None and self.asked[0] is share:
             self.asked = None

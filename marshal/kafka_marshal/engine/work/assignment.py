@@ -32,7 +32,7 @@ from typing import Protocol
 from kafka_marshal.engine.effects import Callback, Outbox, Piece, StartFetch
 from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.holding import HandIn, Holding
-from kafka_marshal.engine.plane import PartitionSource, Settles
+from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, ConsumerSettings
 from kafka_marshal.engine.work import tracker
 from kafka_marshal.engine.work.open_messages import MOST_AHEAD, OpenMessages
@@ -42,7 +42,7 @@ from kafka_marshal.engine.work.tracker import Buffer
 from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
 from rationalizer import Progress
-from rationalizer.limits import NOTHING_DONE
+from rationalizer.limits import MAX_COMMIT_RANGES, NOTHING_DONE
 
 
 class Told:
@@ -149,9 +149,6 @@ class Revoking(Protocol):
     def expires_at(self, assignment: Assignment, now: float) -> float:
         """When its release stops waiting for messages in flight (own clock, ms)."""
 
-    def settles_until(self, assignment: Assignment) -> float:
-        """How long its release waits for the log to show a record about its open messages (own clock, ms)."""
-
     def time_out(self, assignment: Assignment, now: float) -> None:
         """If its time is up, release it with what is done; what is in flight is left behind."""
 
@@ -197,6 +194,9 @@ class Positioning(Protocol):
 
     def look_up(self, assignment: Assignment) -> None:
         """Ask the leader where the partition's log starts and ends."""
+
+    def located(self, assignment: Assignment, low: int, high: int, start: int, now: float) -> None:
+        """The leader reported the partition's log start and end, and the requested start offset."""
 
     def out_of_range(self, key: Key, now: float) -> None:
         """The reader's position is not in the log."""
@@ -251,11 +251,13 @@ class Mover(Protocol):
     number: int
     settings: ConsumerSettings
     outbox: Outbox
-    source: PartitionSource
     assignments: dict[Key, Assignment]
     #: Errors that the user's next calls raise, oldest first.
     errors: list[Exception]
     closing: bool
+
+    @property
+    def source(self) -> PartitionSource: ...
 
     @property
     def at_most_once(self) -> bool: ...
@@ -464,6 +466,16 @@ class Assignment:
     def settled(self, taken: tuple[int, int] | None, now: float) -> None:
         pass
 
+    def located(self, low: int, high: int, start: int, now: float) -> None:
+        """The leader reported the partition's log start and end, and the requested start offset."""
+        self.consumer.positions.located(self, low, high, start, now)
+
+    def overran(self, before: float, now: float) -> None:
+        """A handler has had a message since before that time (own clock, ms), longer than handler_timeout."""
+        self.consumer.source.lose(self.lease, Loss.HANDLER_TIMEOUT, now)
+
+    # What is reported of it.
+
     def progress_to_report(self) -> int | None:
         """The last_offset for a beat: what is done without a gap; None: nothing that is new to the log."""
         if self.stage not in REPORTING:
@@ -482,6 +494,38 @@ class Assignment:
     def done(self) -> Progress:
         """What is done, as people see it (any thread)."""
         return self.tracker.done
+
+    def commit_ranges(self, now: float) -> None:
+        """Commit what is done beyond a gap, if the log lacks it; again after a heartbeat interval if it still does."""
+        self.tracker.follow()
+        if self.consumer.at_most_once or not self.tracker.has_islands:
+            return
+        if (keys := self.lease.keys) is not None and keys.is_part:
+            return  # a range covers all keys, and messages of other keys lie between ours
+        progress = self.consumer.source.view.progress(self.key)
+        if progress is None:
+            return
+        known, most = progress.ranges, self.lease.most_intervals
+        new = tracker.that_fit(tracker.beyond(self.tracker.done.ranges, known), known, most)
+        if not new or (new == self.told.ranges and now < self.told.ranges_due):
+            return
+        self.told.ranges = new
+        self.told.ranges_due = now + self.lease.heartbeat_interval_ms
+        self.consumer.positions.marks.ahead(self, now)
+        for place in range(0, len(new), MAX_COMMIT_RANGES):
+            self.consumer.source.reports.commit(self.lease, new[place : place + MAX_COMMIT_RANGES])
+
+    @property
+    def settles_until(self) -> float:
+        """How long its release waits for the log to show a record about its open messages (own clock, ms)."""
+        return -inf if self.open is None else self.open.settling.behind_since + self.lease.heartbeat_interval_ms
+
+    def may_go(self, now: float) -> bool:
+        """Whether the log shows what it has to say of open messages, or has taken too long: it may be released."""
+        return now >= self.settles_until
+
+    def hand_in(self) -> None:
+        """Its release follows: give back what has not begun."""
 
     def begin(self, offset: int, stable: int, ranges: Sequence[tuple[int, int]]) -> None:
         """Start again at offset, with the progress in the log."""

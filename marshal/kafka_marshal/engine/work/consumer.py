@@ -7,7 +7,7 @@ Each assignment passes through the stages of :mod:`.assignment`: :mod:`.position
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from typing import ClassVar, Protocol
 
@@ -15,7 +15,7 @@ from kafka_marshal.engine.effects import Call, Callback, CloseProducer, Outbox, 
 from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.holding import Holding, Owner
 from kafka_marshal.engine.inputs import given
-from kafka_marshal.engine.plane import HUNG, PartitionSource
+from kafka_marshal.engine.plane import HUNG, PartitionSource, Settles
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Origin, Run, Stage, stable_of
@@ -135,8 +135,6 @@ class ConsumerEngine:
 
     _assignment_kind: ClassVar[type[Assignment]] = Assignment
     _delivery_kind: ClassVar[type[Delivery]] = Delivery
-    _positions_kind: ClassVar[type[Positions]] = Positions
-    _revocation_kind: ClassVar[type[Revocation]] = Revocation
     _schedule_kind: ClassVar[type[Schedule]] = Schedule
 
     def __init__(
@@ -164,12 +162,12 @@ class ConsumerEngine:
         self.pull: GrantedPull | Pull = GrantedPull(self) if settings.at_most_once else Pull(self)
         #: Errors that the user's next calls raise, oldest first.
         self.errors: list[Exception] = []
-        self.positions: Positions = self._positions_kind(self, subscription, about, want_ids)
+        self.positions: Positions = Positions(self, subscription, about, want_ids)
         #: Callbacks of the user that were called and have not returned, also those of assignments lost since.
         self.callbacks_running: int = 0
         self.closing: bool = False
         self.schedule: Schedule = self._schedule_kind(self, about.heartbeat_interval_ms)
-        self.revocation: Revocation = self._revocation_kind(self)
+        self.revocation: Revocation = Revocation(self)
         #: What it wants the log to show of open messages.
         self.settlements: Settlements = Settlements(self, self.positions.gaps)
         #: For a group that takes checkpoints.
@@ -297,6 +295,10 @@ class ConsumerEngine:
         self.positions.marks.begun(assignment)
         self.positions.locate(assignment, now)
 
+    def messages_opened(self, key: Key, entries: Settles, answers: Sequence[str] | None, now: float) -> None:
+        """Messages were opened, parked or settled by a record. answers: of our own one, what the log says of each."""
+        self.positions.messages_opened(key, entries, answers, now)
+
     def of(self, key: Key, token: int) -> Assignment | None:
         """The assignment with this epoch; None: it is over."""
         assignment = self.assignments.get(key)
@@ -335,7 +337,12 @@ class ConsumerEngine:
     @given
     def fetched(self, key: Key, messages: list[Message], now: float) -> None:
         """Consecutive messages of one partition came from the reader."""
-        self.delivery.fetched(key, messages)
+        assignment = self.assignments.get(key)
+        if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
+            assignment.tracker.moved.fetched += len(messages)
+            self.positions.marks.come(assignment)
+            assignment.put(messages)
+            self.delivery.has_more(assignment)
 
     @given
     def reached(self, key: Key, end: int, now: float) -> None:

@@ -188,14 +188,9 @@ class Delivery:
         self._overdue = False
         self._heard_at = 0.0
 
-    def fetched(self, key: Key, messages: list[Message]) -> None:
-        """Add consecutive messages of one partition that came from the reader."""
-        assignment = self._consumer.assignments.get(key)
-        if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
-            assignment.tracker.moved.fetched += len(messages)
-            self._consumer.positions.marks.come(assignment)
-            assignment.put(messages)
-            self._turns.setdefault(assignment)
+    def has_more(self, assignment: Assignment) -> None:
+        """Messages of it are there."""
+        self._turns.setdefault(assignment)
 
     def fullest(self, now: float) -> int:
         """The most messages that one partition can hand out now. Called by a user's thread.

@@ -75,7 +75,7 @@ class Positions:
         if is_made_anew is not False:
             self._consumer.enter(assignment, Stage.IDENTIFYING)
             if is_made_anew:
-                self._position_lost(assignment, None, None, None, now)
+                self.position_lost(assignment, None, None, None, now)
                 return
             self._want_ids()
         elif self._is_of_transactions(assignment):
@@ -123,6 +123,8 @@ class Positions:
 
     def _needs_start(self, assignment: Assignment) -> bool:
         """Whether to ask the leader where to begin, instead of beginning at offset 0 or the known position."""
+        if assignment.lease.is_claimed_with_start:
+            return False
         if assignment.origin.is_new and self._consumer.settings.start != "earliest":
             return True
         # The state of a partition is restored with the log start: what lies below it can't come again (X17, X19).
@@ -163,11 +165,11 @@ class Positions:
         if assignment.origin.is_first:
             position = max(position, start)
         elif position > high:
-            self._position_lost(assignment, position, low, high, now)
+            self.position_lost(assignment, position, low, high, now)
             return
         if position < low:
             if position > 0 or not assignment.origin.is_new:
-                self._gap(assignment, position, low - 1)
+                self.gap(assignment, position, low - 1)
             position = low
         assignment.origin.is_new = False
         assignment.origin.log_start = low
@@ -254,7 +256,7 @@ class Positions:
             assignment, progress = self._consumer.assignments.get(key), self._consumer.source.view.progress(key)
             is_held = self._consumer.source.view.is_held(key)
             if assignment is not None and assignment.lease.held:
-                self._position_lost(assignment, None, None, None, now)
+                self.position_lost(assignment, None, None, None, now)
             elif progress is not None and (self.marks.is_made_anew(key) or progress.stable >= 0):
                 if assignment is not None:
                     self._consumer.revocation.revoke(assignment, "the topic was recreated", now)
@@ -269,14 +271,15 @@ class Positions:
         self.blocked.difference_update(keys)
         self.stuck.forget(keys)
 
-    def _gap(self, assignment: Assignment, first: int, last: int) -> None:
+    def gap(self, assignment: Assignment, first: int, last: int) -> None:
+        """Report what retention removed before it was delivered."""
         self.gaps.append((assignment.key, first, last))
         self._consumer.warn(
             f"{assignment.key[0]} [{assignment.key[1]}]: offsets {first} to {last} are gone from the log (retention or "
             "deletion) before this group handled them; going on at the log start"
         )
 
-    def _position_lost(
+    def position_lost(
         self, assignment: Assignment, position: int | None, low: int | None, high: int | None, now: float
     ) -> None:
         """position: beyond the log; None: the topic is another one, and the log will have what is done by now."""

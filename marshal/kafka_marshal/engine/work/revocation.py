@@ -6,7 +6,6 @@ it is left behind after a timeout (``time_out``), and the next owner gets it aga
 
 from __future__ import annotations
 
-from math import inf
 from typing import Final, Protocol
 
 from kafka_marshal.engine.effects import Callback, StopFetch, Warn
@@ -16,9 +15,7 @@ from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.lane import lasting
 from kafka_marshal.engine.work.positions import Positions
 from kafka_marshal.engine.work.run import first_in_hand
-from kafka_marshal.engine.work.tracker import beyond, that_fit
 from kafka_marshal.types import Key
-from rationalizer.limits import MAX_COMMIT_RANGES
 
 
 class Timed(Mover, Protocol):
@@ -126,11 +123,7 @@ class Schedule:
         if timeout is not None and lease.held:
             oldest = self._consumer.delivery.in_lanes.oldest(assignment, now)
             if oldest is not None and now >= oldest + timeout:
-                self._overran(assignment, now - timeout, now)
-
-    def _overran(self, assignment: Assignment, before: float, now: float) -> None:
-        """A handler has had a message since before that time (own clock, ms), longer than handler_timeout."""
-        self._consumer.source.lose(assignment.lease, Loss.HANDLER_TIMEOUT, now)
+                assignment.overran(now - timeout, now)
 
     def _ends(self, assignment: Assignment, now: float) -> bool:
         """Release it, if it is to be. Returns whether it is being released."""
@@ -177,8 +170,7 @@ class Schedule:
             elif assignment.stage is Stage.REVOKING:
                 revocation = self._consumer.revocation
                 times += [revocation.expires_at(assignment, now)] if assignment.lease.held else []
-                if now < (until := revocation.settles_until(assignment)):
-                    times.append(until)
+                times += [assignment.settles_until] if now < assignment.settles_until else []
             elif timeout is not None and not assignment.over:  # a released partition can't be lost to a slow handler
                 oldest = self._consumer.delivery.in_lanes.oldest(assignment, now)
                 times += [] if oldest is None else [oldest + timeout]
@@ -354,21 +346,16 @@ class Revocation:
             return  # a producer that begins after the release would fence the next owner's
         if assignment.tracker.runs:
             self._consumer.settlements.note(assignment, ends=True)
-        if now < self.settles_until(assignment):
-            return  # what it has to say of open messages waits for its own record
-        self._release(assignment, now)
-
-    def settles_until(self, assignment: Assignment) -> float:
-        """How long its release waits for the log to show a record about its open messages (own clock, ms)."""
-        opened = assignment.open
-        return -inf if opened is None else opened.settling.behind_since + assignment.lease.heartbeat_interval_ms
+        if assignment.may_go(now):
+            self._release(assignment, now)
 
     def _release(self, assignment: Assignment, now: float) -> None:
+        assignment.hand_in()
         assignment.told.ranges_due = now
         if self._unreported(assignment) is not None or self._consumer.known_stable(assignment.key) >= 0:
             self._consumer.positions.marks.ahead(assignment, now)
         self._consumer.settlements.send(assignment, now, ends=True)
-        self.commit_ranges(assignment, now)
+        assignment.commit_ranges(now)
         self._consumer.enter(assignment, Stage.RELEASED)
         assignment.buffer.clear()
         last_offset = self._unreported(assignment)
@@ -380,23 +367,3 @@ class Revocation:
         if assignment.told.start_beat is not None:
             done = max(done, assignment.told.start_beat)
         return done if done > self._consumer.known_stable(assignment.key) else None
-
-    def commit_ranges(self, assignment: Assignment, now: float) -> None:
-        """Commit what is done beyond a gap, if the log lacks it; again after a heartbeat interval if it still does."""
-        assignment.tracker.follow()
-        if self._consumer.at_most_once or not assignment.tracker.has_islands:
-            return
-        if (keys := assignment.lease.keys) is not None and keys.is_part:
-            return  # a range covers all keys, and messages of other keys lie between ours
-        progress = self._consumer.source.view.progress(assignment.key)
-        if progress is None:
-            return
-        told, most = assignment.told, assignment.lease.most_intervals
-        new = that_fit(beyond(assignment.tracker.done.ranges, progress.ranges), progress.ranges, most)
-        if not new or (new == told.ranges and now < told.ranges_due):
-            return
-        told.ranges = new
-        told.ranges_due = now + assignment.lease.heartbeat_interval_ms
-        self._consumer.positions.marks.ahead(assignment, now)
-        for place in range(0, len(new), MAX_COMMIT_RANGES):
-            self._consumer.source.reports.commit(assignment.lease, new[place : place + MAX_COMMIT_RANGES])
