@@ -15,9 +15,8 @@ from tests.faults.stories import TOPIC, member, memory_cluster
 MESSAGES = 9
 
 
-@pytest.mark.parametrize("delivery", ["at-least-once"])
 def test_a_message_of_an_idle_loop_takes_the_lock_twice_and_enters_the_engine_twice(
-    delivery: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     locks, takes, counts = [0], [0], list[tuple[int, int]]()
     enter, take = LockUse.__enter__, Engine.take
@@ -31,7 +30,7 @@ def test_a_message_of_an_idle_loop_takes_the_lock_twice_and_enters_the_engine_tw
         return take(engine, consumer, function, *of)
 
     cluster = memory_cluster(1, 1)
-    with member(cluster, hi=60_000) as marshal, marshal.consumer([TOPIC], delivery=delivery) as consumer:
+    with member(cluster, hi=60_000) as marshal, marshal.consumer([TOPIC]) as consumer:
         monkeypatch.setattr(LockUse, "__enter__", entered)
         monkeypatch.setattr(Engine, "take", taken)
         for _ in consumer:

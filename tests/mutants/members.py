@@ -115,7 +115,7 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "what is done beyond gaps is never told",
         "commit_ranges",
-        "if self.consumer.at_most_once or not self.tracker.has_islands:",
+        "if not self.tracker.has_islands:",
         "if self.tracker is not None:",
         "P6",
     ),

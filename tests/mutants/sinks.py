@@ -192,8 +192,8 @@ SINKS: tuple[Mutation, ...] = (
     Mutation(
         "at most once, what is taken counts as written",
         "done_of",
-        "is_once = consumer.at_most_once or (sharing is not None and sharing.at_most_once)",
-        "is_once = False",
+        "is_unknown = assignment.is_done_early or assignment.over",
+        "is_unknown = assignment.over",
         "U15",
     ),
     Mutation(

@@ -19,7 +19,7 @@ from kafka_marshal.engine.shares.desk import BatchBuffer, BatchTracker, Desk, Gi
 from kafka_marshal.engine.shares.taking import LINGER_MS, Taking
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage
-from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.consumer import ConsumerEngine, Supply
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.lane import LeftBehind
 from kafka_marshal.engine.work.open_messages import Kind, Request
@@ -62,7 +62,8 @@ class NamedConsumer(ConsumerEngine):
 
     source: NamedClient
 
-    _assignment_kind: ClassVar[type[Assignment]] = NamedAssignment
+    def _supply(self, settings: ConsumerSettings) -> Supply:
+        return Supply(NamedAssignment)
 
     def take_on(
         self,
@@ -126,13 +127,14 @@ class SharedAssignment(NamedAssignment):
     tracker: BatchTracker
     consumer: SharedConsumer
 
+    _desk_kind: ClassVar[type[Desk]] = Desk
+
     def __init__(self, key: Key, consumer: SharedConsumer, moved: Moved) -> None:
         super().__init__(key, consumer, moved)
         sharing = consumer.sharing
         self.buffer = BatchBuffer(self._is_ours, lambda first: self.desk.unread(first))
         self.tracker = BatchTracker(-1, (), moved)
-        desk = OnceDesk if sharing.at_most_once else Desk
-        self.desk: Desk = desk(self, sharing.max_deliveries)
+        self.desk: Desk = self._desk_kind(self, sharing.max_deliveries)
         #: A record about the partition was applied since the desk looked.
         self.is_dirty: bool = True
         #: A message waits to be set aside, and the log has too many open ones: nothing more is taken.
@@ -244,10 +246,7 @@ class SharedAssignment(NamedAssignment):
         super().lost(reason, now)
 
     def overran(self, before: float, now: float) -> None:
-        if self.desk.at_most_once:  # what is in flight is done for the log
-            super().overran(before, now)
-        else:
-            self.consumer.delivery.leave(self, before, now)
+        self.consumer.delivery.leave(self, before, now)
 
     def give_back(self, run: Run, *, counts: bool) -> bool:
         """Others may have what is not done of a run. Returns whether there is any."""
@@ -333,6 +332,18 @@ class SharedAssignment(NamedAssignment):
         messages, covers_from = self.buffer.take(min(max_messages, self.buffer.count_to(given.last)))
         self.tracker.moved.again += len(messages) * (given.attempts > 1)
         return BatchRun(self, messages, covers_from, iterating, now, given)
+
+
+class OnceAssignment(SharedAssignment):
+    """A share whose batches are done for the log before they are delivered."""
+
+    __slots__ = ()
+
+    is_done_early = True
+    _desk_kind = OnceDesk
+
+    def overran(self, before: float, now: float) -> None:
+        Assignment.overran(self, before, now)
 
 
 class SharedDelivery(Delivery):
@@ -511,11 +522,11 @@ class SharedConsumer(NamedConsumer):
         self.seats: dict[Key, SharedAssignment] = cast("dict[Key, SharedAssignment]", self.assignments)
         self.taking: Taking = Taking(self, settings.sharing, about.heartbeat_interval_ms, rng)
 
-    _assignment_kind = SharedAssignment
-    _delivery_kind = SharedDelivery
-    _schedule_kind = SharedSchedule
-
     handles_open = False
+
+    def _supply(self, settings: ConsumerSettings) -> Supply:
+        assignment = OnceAssignment if self.sharing.at_most_once else SharedAssignment
+        return Supply(assignment, SharedDelivery, SharedSchedule)
 
     def desks(self) -> Iterator[SharedAssignment]:
         """All shares that are held."""

@@ -340,9 +340,6 @@ class Seat(Protocol):
 class Desk:
     """Called under the shell's lock."""
 
-    #: Whether offsets are done for the log before they are delivered.
-    at_most_once: bool = False
-
     def __init__(self, seat: Seat, max_deliveries: int) -> None:
         self._seat = seat
         self._max_deliveries = max_deliveries
@@ -533,8 +530,6 @@ class Desk:
 
 class OnceDesk(Desk):
     """At most once: what a take gives is done for the log, and nothing of it comes back."""
-
-    at_most_once = True
 
     def _take_over(self, ours: list[Hole], now: float) -> None:
         pass

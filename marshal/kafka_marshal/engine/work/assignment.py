@@ -42,7 +42,7 @@ from kafka_marshal.engine.work.tracker import Buffer
 from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
 from rationalizer import Progress
-from rationalizer.limits import MAX_COMMIT_RANGES, NOTHING_DONE
+from rationalizer.limits import MAX_COMMIT_RANGES
 
 
 class Told:
@@ -406,6 +406,13 @@ class Assignment:
         "watch",
     )
 
+    #: Whether batches are claimed before they are handed out.
+    at_most_once: bool = False
+    #: Whether the log calls done what is yet to be handled.
+    is_done_early: bool = False
+    #: What becomes of a message in flight when its lease ends, for people.
+    comes_again: str = "it comes again at the next owner"
+
     def __init__(self, key: Key, consumer: Mover, moved: Moved | None = None) -> None:
         """moved: the partition's counters, which all assignments of it to this consumer share."""
         self.key: Key = key
@@ -484,9 +491,7 @@ class Assignment:
         return done if done > self.consumer.known_stable(self.key) else None
 
     def done_through(self) -> int:
-        """What is done without a gap. (At most once, the log knows it from grants, except for the log's end.)"""
-        if self.consumer.at_most_once and (self.tracker.runs or self.grant is not None):
-            return NOTHING_DONE
+        """What is done without a gap, if the log does not know it from grants."""
         self.tracker.follow()
         return self.tracker.done.stable
 
@@ -498,7 +503,7 @@ class Assignment:
     def commit_ranges(self, now: float) -> None:
         """Commit what is done beyond a gap, if the log lacks it; again after a heartbeat interval if it still does."""
         self.tracker.follow()
-        if self.consumer.at_most_once or not self.tracker.has_islands:
+        if not self.tracker.has_islands:
             return
         if (keys := self.lease.keys) is not None and keys.is_part:
             return  # a range covers all keys, and messages of other keys lie between ours
@@ -526,6 +531,10 @@ class Assignment:
 
     def hand_in(self) -> None:
         """Its release follows: give back what has not begun."""
+
+    def reopen(self) -> None:
+        """It is not released after all."""
+        self.buffer.is_given_up = False
 
     def begin(self, offset: int, stable: int, ranges: Sequence[tuple[int, int]]) -> None:
         """Start again at offset, with the progress in the log."""
@@ -624,11 +633,6 @@ class Assignment:
         if is_open and self.open is not None:
             self.tracker.moved.again += sum(self.open.tried.get(offset_of(message), 0) > 0 for message in messages)
         return run
-
-    @property
-    def at_most_once(self) -> bool:
-        """Whether batches are claimed before they are handed out."""
-        return self.consumer.at_most_once
 
     @property
     def epoch(self) -> int:

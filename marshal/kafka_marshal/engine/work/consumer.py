@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
-from typing import ClassVar, Protocol
+from typing import NamedTuple, Protocol
 
 from kafka_marshal.engine.effects import Call, Callback, CloseProducer, Outbox, Piece, Warn
 from kafka_marshal.engine.figures import Moved
@@ -20,9 +20,10 @@ from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Origin, Run, Stage, stable_of
 from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.engine.work.grants import GrantedAssignment
 from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.engine.work.positions import Positions
-from kafka_marshal.engine.work.pull import GrantedPull, Hand, Pull
+from kafka_marshal.engine.work.pull import GrantedHand, GrantedPull, Hand, Pull
 from kafka_marshal.engine.work.ranges import RangeDelivery
 from kafka_marshal.engine.work.revocation import Revocation, Schedule
 from kafka_marshal.engine.work.settlements import Settlements
@@ -116,9 +117,8 @@ def done_of(consumer: ConsumerEngine, assignment: Assignment) -> tuple[tuple[int
 
     At most once: nothing, since the log calls done what is yet to be handled.
     """
-    sharing = consumer.settings.sharing
-    is_once = consumer.at_most_once or (sharing is not None and sharing.at_most_once)
-    progress = None if is_once or assignment.over else consumer.source.view.whole_progress(assignment.key)
+    is_unknown = assignment.is_done_early or assignment.over
+    progress = None if is_unknown else consumer.source.view.whole_progress(assignment.key)
     if progress is None:
         return ()
     stable, found, at = stable_of(assignment), list[tuple[int, int]](), 0
@@ -130,12 +130,25 @@ def done_of(consumer: ConsumerEngine, assignment: Assignment) -> tuple[tuple[int
     return (*found, (at, stable)) if at <= stable else tuple(found)
 
 
+class Supply(NamedTuple):
+    """How messages of a consumer's partitions come; decided once, when the consumer is made."""
+
+    assignment: type[Assignment] = Assignment
+    delivery: type[Delivery] = Delivery
+    schedule: type[Schedule] = Schedule
+    hand: type[Hand] = Hand
+    pull: type[Pull] = Pull
+
+
+#: At least once: a partition is held whole, and each message is done when the program says so.
+WHOLE = Supply()
+
+#: At most once: the log grants each batch before it is handed out.
+GRANTED = Supply(assignment=GrantedAssignment, hand=GrantedHand, pull=GrantedPull)
+
+
 class ConsumerEngine:
     """All assignments of one subscription. Called under the shell's lock, with our own clock's now (ms)."""
-
-    _assignment_kind: ClassVar[type[Assignment]] = Assignment
-    _delivery_kind: ClassVar[type[Delivery]] = Delivery
-    _schedule_kind: ClassVar[type[Schedule]] = Schedule
 
     def __init__(
         self,
@@ -153,25 +166,30 @@ class ConsumerEngine:
         self.source = source
         self.outbox = outbox
         self.assignments: dict[Key, Assignment] = {}
+        self.supply: Supply = self._supply(settings)
+        self.delivery: Delivery = self.supply.delivery(self)
         #: Hands out ranges; None: messages are handed out.
-        self.ranges: RangeDelivery | None = RangeDelivery(self) if settings.ranges else None
-        self.delivery: Delivery = self.ranges or self._delivery_kind(self)
+        self.ranges: RangeDelivery | None = self.delivery if isinstance(self.delivery, RangeDelivery) else None
         #: The run that threads take messages from (not used by iteration and batches at least once).
-        self.hand: Hand = Hand()
+        self.hand: Hand = self.supply.hand()
         #: For a caller with one call at a time that never waits; threads, tasks and lanes have one for each call.
-        self.pull: GrantedPull | Pull = GrantedPull(self) if settings.at_most_once else Pull(self)
+        self.pull: Pull = self.supply.pull(self)
         #: Errors that the user's next calls raise, oldest first.
         self.errors: list[Exception] = []
         self.positions: Positions = Positions(self, subscription, about, want_ids)
         #: Callbacks of the user that were called and have not returned, also those of assignments lost since.
         self.callbacks_running: int = 0
         self.closing: bool = False
-        self.schedule: Schedule = self._schedule_kind(self, about.heartbeat_interval_ms)
+        self.schedule: Schedule = self.supply.schedule(self, about.heartbeat_interval_ms)
         self.revocation: Revocation = Revocation(self)
         #: What it wants the log to show of open messages.
         self.settlements: Settlements = Settlements(self, self.positions.gaps)
         #: For a group that takes checkpoints.
         self.cutting: Cutting = Cutting(self)
+
+    def _supply(self, settings: ConsumerSettings) -> Supply:
+        supply = GRANTED if settings.at_most_once else WHOLE
+        return supply._replace(delivery=RangeDelivery) if settings.ranges else supply
 
     @property
     def at_most_once(self) -> bool:
@@ -273,7 +291,7 @@ class ConsumerEngine:
         claims_before: Mapping[int, int] | None = None,
     ) -> None:
         """Claim a partition; want: called once, with the lease's owner."""
-        assignment = self._assignment_kind(key, self, self.delivery.moved.setdefault(key, Moved()))
+        assignment = self.supply.assignment(key, self, self.delivery.moved.setdefault(key, Moved()))
         assignment.origin = Origin(is_first, claims_before)
         assignment.origin.after_death = not is_first and self.source.view.is_left(key)
         assignment.wary = 0 if is_first else None
@@ -386,7 +404,7 @@ class ConsumerEngine:
     def seek(self, key: Key, offset: int) -> bool:
         """Move forward: everything below offset counts as done. False: not assigned, being released, or backwards."""
         assignment = self.assignments.get(key)
-        if assignment is not None and not self.at_most_once:
+        if assignment is not None:
             self.delivery.recall(assignment)
         if assignment is None or not assignment.shown or assignment.releasing or offset < assignment.position:
             return False

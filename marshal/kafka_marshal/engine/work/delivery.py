@@ -65,6 +65,8 @@ class Owed:
         self._consumer = consumer
         self._in_lanes = in_lanes
         self._heard_at = heard_at
+        #: Whether it is known which messages of an assignment are in flight: each is reported as done.
+        self._is_known = not (consumer.at_most_once or consumer.settings.ranges)
         #: Assignments that were taken away with messages in flight, and when. Replaced, or added to.
         self.found: list[tuple[Assignment, float]] = []
         #: Since when a piece to be restored waits for a handler that was left behind (``handler_timeout``). Replaced.
@@ -91,8 +93,7 @@ class Owed:
                 assignment.tracker.set_aside(offset)
 
     def _is_out(self, assignment: Assignment, since: float) -> bool:
-        is_known = not self._consumer.at_most_once and not self._consumer.settings.ranges
-        return bool(assignment.tracker.runs) if is_known else self._heard_at() <= since
+        return bool(assignment.tracker.runs) if self._is_known else self._heard_at() <= since
 
     def look(self, now: float) -> None:
         """Report what is overdue, and when nothing waits for it any more: every heartbeat interval."""
@@ -142,7 +143,7 @@ class Owed:
         first, count = first_in_hand(assignment.tracker.runs), assignment.tracker.in_hand
         offset = assignment.buffer.fetch_next if first is None else first[0]
         what = "messages of it" if first is None else f"{count:,} message(s) of it, from offset {offset} on"
-        if self._consumer.at_most_once or self._consumer.settings.ranges:
+        if not self._is_known:
             return _Waits(assignment.key, since, offset, count, what, THREAD)
         is_in_lanes = any(run.in_lanes for run in list(assignment.tracker.runs.values()))
         return _Waits(assignment.key, since, offset, count, what, HANDLER if is_in_lanes else LOOP)
@@ -259,8 +260,7 @@ class Delivery:
 
     def taken_away(self, assignment: Assignment, now: float) -> None:
         """Its lease was taken away: nothing is claimed until its messages in flight have come back."""
-        if not self._consumer.at_most_once:
-            self.recall(assignment, keep=False)
+        self.recall(assignment, keep=False)
         if assignment.tracker.runs:
             self.owed.found.append((assignment, now))
 
@@ -328,10 +328,11 @@ class Delivery:
                 self.recall(run.assignment)
 
     def recall(self, assignment: Assignment, *, keep: bool = True, lanes: bool = True) -> bool:
-        """At least once: take back the messages of explicit runs that threads have not taken, or lanes not begun.
+        """Take back the messages of explicit runs that threads have not taken, or lanes not begun.
 
         keep: they are handed out again, as are messages that an exception kept in the library. lanes: also those that
-        wait in lanes. Returns whether all messages that threads took have left the library or come back.
+        wait in lanes. Returns whether all messages that threads took have left the library or come back. At most once
+        nothing comes back.
         """
         settled = True
         if lanes:
@@ -375,7 +376,7 @@ class Delivery:
     def undo_run(self, run: Run, now: float) -> None:
         """Take back a run that was meant for a thread and reached none; it is handed out again."""
         assignment = run.assignment
-        if self._consumer.at_most_once or assignment.tracker.runs.get(run.first) is not run:
+        if assignment.tracker.runs.get(run.first) is not run:
             return
         if run.iterating:
             self.leave_run(run, now)
@@ -414,8 +415,7 @@ class Delivery:
         for run in assignment.tracker.runs.values():
             if run.iterating:
                 run.recall()
-        if not self._consumer.at_most_once:
-            self.recall(assignment)
+        self.recall(assignment)
         self.grants.hold_back(assignment)
 
     @given

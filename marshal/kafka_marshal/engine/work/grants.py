@@ -15,9 +15,33 @@ from kafka_marshal.engine.work.open_messages import Entries
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.types import Key
 from rationalizer import codes
+from rationalizer.limits import NOTHING_DONE
 
 #: Messages of the first batch if several partitions are held: it shows how long a message takes.
 FIRST_TURN = 100
+
+
+class GrantedAssignment(Assignment):
+    """A partition of which each batch is claimed before it is handed out: by then it is done for the log."""
+
+    __slots__ = ()
+
+    at_most_once = True
+    is_done_early = True
+    comes_again = "nobody gets it again"
+
+    def done_through(self) -> int:
+        return NOTHING_DONE if self.tracker.runs or self.grant is not None else super().done_through()
+
+    def commit_ranges(self, now: float) -> None:
+        self.tracker.follow()
+
+    def reopen(self) -> None:
+        super().reopen()
+        if self.tracker.runs:
+            self.buffer.go_on_at(self.tracker.open_from())
+        else:  # batches whose claim was refused meanwhile are claimed again
+            self.consumer.positions.begin(self)
 
 
 class Turns(Protocol):

@@ -84,9 +84,6 @@ class Hand:
     def regather(self, work: Delivers, now: float) -> None:
         """Take back messages that threads took and that may not have left the library; they come next."""
         self.in_doubt = False
-        if work.at_most_once:
-            work.delivery.grants.decide()
-            return
         if self.run is not None:
             self.size = max(LEAST_HAND, min(2 * self.run.handed_out, HAND_SIZE))
             self.run = None
@@ -94,6 +91,17 @@ class Hand:
             if not work.delivery.recall(assignment):
                 self.in_doubt = True  # a thread is about to hand a message out, or a traceback still refers to it
             work.revocation.try_finish(assignment, now)
+
+
+class GrantedHand(Hand):
+    """At most once: messages that may not have left the library come again only where no thread can deliver them."""
+
+    __slots__ = ()
+
+    @given
+    def regather(self, work: Delivers, now: float) -> None:
+        self.in_doubt = False
+        work.delivery.grants.decide()
 
 
 #: The most messages read, without waiting, after a turn was ended early: other partitions may have some.

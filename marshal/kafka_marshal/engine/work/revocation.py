@@ -223,8 +223,7 @@ class Revocation:
             return  # released before its start is known, the next holder would begin at the earliest offset (P9)
         self._consumer.enter(assignment, Stage.REVOKING)
         assignment.told.revoked_at = now
-        if not self._consumer.at_most_once:
-            self._consumer.delivery.recall(assignment)
+        self._consumer.delivery.recall(assignment)
         assignment.buffer.give_up(assignment.tracker.in_hand_to)
         if assignment.shown:
             self._consumer.outbox.add(StopFetch(self._consumer.number, assignment.key))
@@ -247,12 +246,7 @@ class Revocation:
         if assignment.stage is not Stage.REVOKING:
             return  # its start is still being looked up
         assignment.shown, assignment.watch.quiet = False, None
-        assignment.buffer.is_given_up = False
-        if self._consumer.at_most_once:  # batches whose claim was refused meanwhile are claimed again
-            if assignment.tracker.runs:
-                assignment.buffer.go_on_at(assignment.tracker.open_from())
-            else:
-                self._consumer.positions.begin(assignment)
+        assignment.reopen()
         self._consumer.positions.assign(assignment)
 
     def expires_at(self, assignment: Assignment, now: float) -> float:
@@ -281,8 +275,7 @@ class Revocation:
         elif found is None:
             text += "on_revoke has not returned. Nothing is lost. Let it return within revoke_timeout"
         else:
-            (offset, key), in_hand = found, assignment.tracker.in_hand
-            again = "nobody gets it again" if self._consumer.at_most_once else "it comes again at the next owner"
+            (offset, key), in_hand, again = found, assignment.tracker.in_hand, assignment.comes_again
             text += f"offset {offset} (key {key!r}) is "
             if self._consumer.delivery.in_lanes.purgatory.has(assignment, offset):
                 text += (
