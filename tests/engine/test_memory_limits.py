@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_marshal.engine.work.in_lanes import FIRST_READ, InFlight, mean_bytes
+from kafka_marshal.engine.work.tracker import FIRST_READ, InFlight, mean_bytes
 from tests.engine.harness import FakeMessage
 
 

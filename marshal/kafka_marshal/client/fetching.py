@@ -25,14 +25,14 @@ from kafka_marshal.client.failures import say_in_hand, shortened
 from kafka_marshal.client.handled import Handled
 from kafka_marshal.client.handling import Retry, check_park
 from kafka_marshal.client.options import ConsumerOptions
-from kafka_marshal.client.shared_reads import runs, shared_reader
+from kafka_marshal.client.shared_reads import shared_reader
 from kafka_marshal.client.transactions import TransactionalProducers
 from kafka_marshal.engine.effects import TakeOver
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Grant, Run
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.delivery import Delivery
-from kafka_marshal.engine.work.in_lanes import FIRST_READ, Finished, mean_bytes
+from kafka_marshal.engine.work.in_lanes import Finished
 from kafka_marshal.engine.work.open_messages import hash_of
 from kafka_marshal.engine.work.pull import (
     AwaitGrant,
@@ -47,7 +47,8 @@ from kafka_marshal.engine.work.pull import (
     hold_up_stuck,
 )
 from kafka_marshal.engine.work.run import Run as RunOf
-from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.engine.work.run import offset_of, runs
+from kafka_marshal.engine.work.tracker import FIRST_READ, mean_bytes
 from kafka_marshal.errors import ConfigurationError, grant
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
@@ -296,7 +297,8 @@ class Fetcher:
             return fetched[key] == at if key in fetched else at is None or at[1] <= begun
 
         one = next(iter(fetched)) if len(fetched) == 1 and fetched is self._fetched else None
-        parts = list(runs(messages, one, {topic for topic, _ in (*fetched, *self._fetched)}))
+        topics = set() if one is not None else {topic for topic, _ in (*fetched, *self._fetched)}
+        parts = list(runs(messages, one, topics))
         number, now, mean = self._engine.number, self._driver.now_ms(), mean_bytes(messages)
         with self._driver.locked(step=False) as engine:
             if then is not None and len(parts) == 1 and not (faults or ends) and is_of_now(parts[0][0]):

@@ -97,14 +97,6 @@ READ_ON = 1_000
 MOST_AHEAD = 4_000
 
 
-class Room(Protocol):
-    """The memory of a consumer."""
-
-    @property
-    def room_ahead(self) -> int:
-        """How many messages there is memory for, ahead of what is taken."""
-
-
 class NewMessages(NamedTuple):
     """What no member has taken yet."""
 
@@ -120,11 +112,9 @@ class NewMessages(NamedTuple):
 class Shelf:
     """Called under the shell's lock."""
 
-    def __init__(self, buffer: BatchBuffer, room: Room, fetch: Callable[[int | None], object]) -> None:
-        """fetch: has the reader continue at an offset; None: has it rest."""
-        self._buffer = buffer
-        self._room = room
-        self._fetch = fetch
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self._buffer = seat.buffer
         #: Read, and of no batch here. From ``first`` to ``buffer.fetch_next`` everything was read.
         self.messages: deque[Message] = deque()
         self.first: int = 0
@@ -203,12 +193,12 @@ class Shelf:
             return
         target, at = max(free, self.low) if unread is None else unread, self._buffer.fetch_next
         is_read = self.first <= target <= at
-        most = min(MOST_AHEAD, self._room.room_ahead)
+        most = min(MOST_AHEAD, self._seat.room_ahead)
         if not is_read and not at < target <= at + READ_ON:
             self.messages.clear()
             self._buffer.fetch_next = self.first = target
             self._is_resting = False
-            self._fetch(target)
+            self._seat.fetch(target)
         elif not is_read or unread is not None or len(self.messages) < most / 2:
             self._rest(False)
         elif len(self.messages) >= most:
@@ -217,7 +207,7 @@ class Shelf:
     def _rest(self, is_resting: bool) -> None:
         if is_resting != self._is_resting:
             self._is_resting = is_resting
-            self._fetch(None if is_resting else self._buffer.fetch_next)
+            self._seat.fetch(None if is_resting else self._buffer.fetch_next)
 
     def new(self, begin: int) -> NewMessages:
         """What is free from this offset on."""
@@ -344,7 +334,7 @@ class Desk:
         self._seat = seat
         self._max_deliveries = max_deliveries
         self.settling: Settling = Settling()
-        self.shelf: Shelf = Shelf(seat.buffer, seat, seat.fetch)
+        self.shelf: Shelf = Shelf(seat)
         #: Token → batch.
         self.given: dict[int, Given] = {}
         self.crowd: Crowd = Crowd()

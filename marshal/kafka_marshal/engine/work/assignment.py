@@ -140,18 +140,6 @@ class Revoking(Protocol):
     def revoke(self, assignment: Assignment, why: str, now: float) -> None:
         """Revoke an assignment: finish what is in flight, then release it with its offset."""
 
-    def is_moot(self, assignment: Assignment, now: float) -> bool:
-        """Whether the reason for its release (a pause, an order, a plan) has ended before the release."""
-
-    def take_back(self, assignment: Assignment, now: float) -> None:
-        """Keep it after all: the reason for its release has ended."""
-
-    def expires_at(self, assignment: Assignment, now: float) -> float:
-        """When its release stops waiting for messages in flight (own clock, ms)."""
-
-    def time_out(self, assignment: Assignment, now: float) -> None:
-        """If its time is up, release it with what is done; what is in flight is left behind."""
-
     def try_finish(self, assignment: Assignment, now: float) -> None:
         """Release a revoked assignment once its callback has returned and nothing is in flight."""
 
@@ -245,6 +233,19 @@ class Opening(Protocol):
         """Report open messages that are gone from the log."""
 
 
+class InHand(Protocol):
+    """Has what was delivered of assignments."""
+
+    def drop(self, assignment: Assignment, first: int) -> None:
+        """Take back what is in flight from this offset on: it comes again, and a later done of it has no effect."""
+
+    def skip(self, assignment: Assignment, offset: int) -> None:
+        """An operator has set this message aside: no handler gets it again; one that has it may finish."""
+
+    def admit(self, assignment: Assignment, offset: int) -> None:
+        """The log has the try of this message that is about to begin."""
+
+
 class Mover(Protocol):
     """The consumer engine, as assignments and its parts see it: it moves assignments from stage to stage."""
 
@@ -264,6 +265,9 @@ class Mover(Protocol):
 
     @property
     def positions(self) -> Positioning: ...
+
+    @property
+    def delivery(self) -> InHand: ...
 
     @property
     def revocation(self) -> Revoking: ...
@@ -304,15 +308,6 @@ class Mover(Protocol):
 
     def call(self, callback: Callback, assignment: Assignment) -> None:
         """Have the user's callback called."""
-
-    def drop(self, assignment: Assignment, first: int) -> None:
-        """Take back what is in flight from this offset on: it comes again, and a later done of it has no effect."""
-
-    def skip(self, assignment: Assignment, offset: int) -> None:
-        """An operator has set this message aside: no handler gets it again."""
-
-    def admit(self, assignment: Assignment, offset: int) -> None:
-        """The log has the try of this message that is about to begin."""
 
 
 class Grant:
@@ -598,11 +593,11 @@ class Assignment:
 
     def skip(self, offset: int) -> None:
         """An operator has set this message aside: no handler gets it again."""
-        self.consumer.skip(self, offset)
+        self.consumer.delivery.skip(self, offset)
 
     def admit(self, offset: int) -> None:
         """The log has the try of this message that is about to begin."""
-        self.consumer.admit(self, offset)
+        self.consumer.delivery.admit(self, offset)
 
     def refetch(self) -> None:
         """Have the reader continue at ``fetch_from``."""

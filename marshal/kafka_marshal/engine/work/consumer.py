@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from kafka_marshal.engine.effects import Call, Callback, CloseProducer, Outbox, Piece, Warn
 from kafka_marshal.engine.figures import Moved
@@ -18,7 +18,7 @@ from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.plane import HUNG, PartitionSource, Settles
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work.assignment import Assignment, Mover, Origin, Run, Stage, stable_of
+from kafka_marshal.engine.work.assignment import Assignment, Origin, Run, Stage, stable_of
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.grants import GrantedAssignment
 from kafka_marshal.engine.work.lane import Lane
@@ -32,17 +32,10 @@ from kafka_marshal.types import Key
 from rationalizer import Progress
 
 
-class Cut(Mover, Protocol):
-    """A consumer, as Cutting sees it."""
-
-    @property
-    def delivery(self) -> Delivery: ...
-
-
 class Cutting:
     """A :class:`~kafka_marshal.engine.plane.Cuttable`. Called under the shell's lock."""
 
-    def __init__(self, consumer: Cut) -> None:
+    def __init__(self, consumer: ConsumerEngine) -> None:
         self._consumer = consumer
 
     def _of(self, key: Key) -> Assignment | None:
@@ -241,18 +234,6 @@ class ConsumerEngine:
             assignment.callbacks_running += 1
             self.callbacks_running += 1
             self.outbox.add(Call(self.number, callback, (assignment.piece,)))
-
-    def drop(self, assignment: Assignment, first: int) -> None:
-        """Take back what is in flight from this offset on: it comes again, and a later done of it has no effect."""
-        self.delivery.drop(assignment, first)
-
-    def skip(self, assignment: Assignment, offset: int) -> None:
-        """An operator has set this message aside: no handler gets it again."""
-        self.delivery.skip(assignment, offset)
-
-    def admit(self, assignment: Assignment, offset: int) -> None:
-        """The log has the try of this message that is about to begin."""
-        self.delivery.in_lanes.admit(assignment, offset)
 
     @given
     def spread(self, run: Run, now: float) -> list[Lane]:

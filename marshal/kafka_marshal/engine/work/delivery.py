@@ -21,10 +21,11 @@ from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, TURN_MS
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.grants import Grants
-from kafka_marshal.engine.work.in_lanes import Finished, InFlight, InLanes
+from kafka_marshal.engine.work.in_lanes import Finished, InLanes
 from kafka_marshal.engine.work.lane import HeldBack, LeftBehind, lasting
 from kafka_marshal.engine.work.run import first_in_hand, offset_of
 from kafka_marshal.engine.work.stuck import SAID_EVERY_MS
+from kafka_marshal.engine.work.tracker import InFlight
 from kafka_marshal.engine.work.tracker import room as room_beyond
 from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
@@ -289,21 +290,22 @@ class Delivery:
         assignment = self.next_open(now)
         if assignment is None:
             return None
-        room = self.in_lanes.share(assignment, max_messages) if self.in_lanes.is_active else self._room_in_hand()
+        is_spread = self.in_lanes.is_active
+        room = self.in_lanes.share(assignment, max_messages) if is_spread else self._room_in_hand()
         most = min(max_messages, room, MAX_IN_HAND_MESSAGES - assignment.tracker.in_hand)
         if shared:  # each may be done before its neighbours
             most = min(most, room_beyond(assignment.tracker, assignment.lease.most_intervals))
         run = assignment.take(max(1, most), iterating, now)
         self._in_hand_at_most += run.size
         assignment.tracker.hand_out(run)
-        if not self.in_lanes.is_active and self._consumer.settings.sharing is None:
+        if not is_spread and self._consumer.settings.sharing is None:
             self.in_lanes.loops.began(run, now)
         if iterating or shared:
             self._taking = [(taken, began) for taken, began in self._taking if taken.has_left]
             self._taking.append((run, now))
         else:
             run.take(run.size)
-            if not (self._taking or self.in_lanes.is_active):
+            if not (self._taking or is_spread):
                 self._taking.append((run, now))
         return run
 
@@ -470,6 +472,10 @@ class Delivery:
     def skip(self, assignment: Assignment, offset: int) -> None:
         """An operator has set this message aside: no handler gets it again; one that has it may finish."""
         self.in_lanes.skip(assignment, offset)
+
+    def admit(self, assignment: Assignment, offset: int) -> None:
+        """The log has the try of this message that is about to begin."""
+        self.in_lanes.admit(assignment, offset)
 
     @given
     def done_run(self, run: Run, now: float) -> None:

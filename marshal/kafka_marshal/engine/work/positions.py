@@ -11,7 +11,7 @@ from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.plane import Loss, Settles
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
+from kafka_marshal.engine.work.assignment import Assignment, InHand, Mover, Stage
 from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.stuck import LOOK_UP_AGAIN_MS, StuckPartitions
 from kafka_marshal.engine.work.taking_over import TakeOvers
@@ -34,7 +34,7 @@ class Placed(Mover, Protocol):
     def delivery(self) -> Granting: ...
 
 
-class Granting(Protocol):
+class Granting(InHand, Protocol):
     """The delivery of a consumer, as far as its positions need it."""
 
     @property

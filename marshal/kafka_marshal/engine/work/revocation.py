@@ -18,14 +18,20 @@ from kafka_marshal.engine.work.run import first_in_hand
 from kafka_marshal.types import Key
 
 
-class Timed(Mover, Protocol):
-    """A consumer, as its schedule sees it."""
+class Ending(Mover, Protocol):
+    """A consumer, as its schedule and its revocation see it."""
 
     @property
     def delivery(self) -> Delivery: ...
 
     @property
     def positions(self) -> Positions: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def revocation(self) -> Revocation: ...
 
     def remove(self, assignment: Assignment) -> None:
         """Forget an assignment that is over."""
@@ -34,7 +40,7 @@ class Timed(Mover, Protocol):
 class Schedule:
     """The assignments of one consumer for which something may be due. Called under the shell's lock."""
 
-    def __init__(self, consumer: Timed, heartbeat_interval_ms: int) -> None:
+    def __init__(self, consumer: Ending, heartbeat_interval_ms: int) -> None:
         self._consumer = consumer
         self._heartbeat_interval_ms = heartbeat_interval_ms
         #: Assignments with more to do than handing messages out; a consumer may have thousands of others.
@@ -181,22 +187,6 @@ class Schedule:
 _GIVES_BACK: Final = (
     *(Loss.UNPROVEN, Loss.HANDLER_TIMEOUT, Loss.POSITION, Loss.KAFKA_OFFSET, Loss.OPEN, Loss.TOPIC_GONE),
 )
-
-
-class Ending(Mover, Protocol):
-    """A consumer, as Revocation sees it."""
-
-    @property
-    def delivery(self) -> Delivery: ...
-
-    @property
-    def positions(self) -> Positions: ...
-
-    @property
-    def schedule(self) -> Schedule: ...
-
-    def remove(self, assignment: Assignment) -> None:
-        """Forget an assignment that is over."""
 
 
 class Revocation:

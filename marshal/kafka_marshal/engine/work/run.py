@@ -9,14 +9,14 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from math import inf
 from operator import length_hint
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from kafka_marshal.engine.inputs import reading
 from kafka_marshal.ports import Message
-from kafka_marshal.types import BatchToken
+from kafka_marshal.types import BatchToken, Key
 
 #: In ``Taken.out``: all of its messages have left.
 ALL = sys.maxsize
@@ -31,6 +31,25 @@ def offset_of(message: Message) -> int:
     if offset is None:
         raise ValueError("a message without an offset was not fetched from Kafka; it can't be tracked")
     return offset
+
+
+def runs(messages: list[Message], one: Key | None, topics: set[str]) -> Iterator[tuple[Key, list[Message]]]:
+    """Split the messages at every change of partition or topic, as cheaply as possible.
+
+    one: the only partition fetched, before and after the read; None: there are others. The unbound methods of the
+    messages' own type run in C, in a tenth of the time of a Python key function.
+    """
+    if not messages:
+        return
+    if one is not None and (messages[0].topic(), messages[0].partition()) == one:
+        yield one, messages
+        return
+    kind = type(messages[0])
+    for partition, group in groupby(messages, kind.partition):
+        run = list(group)
+        parts = [(run[0].topic(), run)] if len(topics) == 1 else groupby(run, kind.topic)
+        for topic, part in parts:
+            yield (topic or "", partition or 0), list(part)
 
 
 def _offset_in_c(messages: Sequence[Message]) -> Callable[[Message], Any]:

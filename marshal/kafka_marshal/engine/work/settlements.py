@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kafka_marshal.engine.plane import Settles
 from kafka_marshal.engine.settings import Why
-from kafka_marshal.engine.work.assignment import Assignment, Mover, Run
+from kafka_marshal.engine.work.assignment import Assignment, InHand, Mover, Run
 from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.in_lanes import InLanes
 from kafka_marshal.engine.work.open_messages import GROWS_MS, MOST_WARY, Settling, Try, Wary, log_waiting
@@ -74,7 +74,7 @@ _TELLS = {
 }
 
 
-class Deliverer(Protocol):
+class Deliverer(InHand, Protocol):
     """The delivery of a consumer, as far as its open messages need it."""
 
     @property

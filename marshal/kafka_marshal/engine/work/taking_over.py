@@ -235,7 +235,7 @@ class TakeOvers:
         if is_known and assignment.stage in (*_AT_WORK, Stage.REVOKING, Stage.LOCATING):
             self._open(assignment)
             return
-        self._consumer.drop(assignment, 0)
+        self._consumer.delivery.drop(assignment, 0)
         if assignment.stage in _AT_WORK:
             self._consumer.outbox.add(StopFetch(self._consumer.number, assignment.key))
             assignment.buffer.clear()
@@ -264,5 +264,5 @@ class TakeOvers:
         """Drop a run and all later ones of its partition: they come again, in order (M5)."""
         assignment = run.assignment
         if assignment.tracker.runs.get(run.first) is run:
-            self._consumer.drop(assignment, run.first)
+            self._consumer.delivery.drop(assignment, run.first)
             self._consumer.revocation.try_finish(assignment, now)
