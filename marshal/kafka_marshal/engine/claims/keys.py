@@ -7,38 +7,26 @@ Shares by batches (U7) are claimed, kept and reported in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil, inf
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
-from kafka_marshal.engine.claims.client import LeaseView, NamedClient
-from kafka_marshal.engine.claims.leases import HeldLease
-from kafka_marshal.engine.holding import Holding
+from kafka_marshal.engine.claims.client import EVICTED_INTERVALS, LeaseReports, LeaseView, NamedClient
+from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
+from kafka_marshal.engine.claims.peers import Peers
+from kafka_marshal.engine.holding import HandIn, Holding, Owner
+from kafka_marshal.engine.key_share import KeyShare, Span
 from kafka_marshal.engine.plane import Loss, Settles, Work
 from kafka_marshal.engine.settings import MAX_SHARES
-from kafka_marshal.types import Key, Start
-from rationalizer import ClaimingShare, Lease, Record, SettlingMessages, codes
-from rationalizer.holes import Hole
-from rationalizer.leases.shares import Share
-
-if TYPE_CHECKING:
-    from rationalizer.wire.records import Take
-from collections.abc import Iterator
-from functools import partial
-from typing import NamedTuple
-
-from kafka_marshal.engine.claims.client import EVICTED_INTERVALS, LeaseReports
-from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
-from kafka_marshal.engine.claims.peers import Peers
-from kafka_marshal.engine.holding import HandIn, Owner
-from kafka_marshal.engine.key_share import KeyShare, Span
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.types import SharedEpoch
-from rationalizer import Progress
-from rationalizer.holes import Holes
+from kafka_marshal.types import Key, SharedEpoch, Start
+from rationalizer import ClaimingShare, Lease, Progress, Record, SettlingMessages, codes
+from rationalizer.holes import Hole, Holes
+from rationalizer.leases.shares import Share
 from rationalizer.limits import NOTHING_DONE
-from rationalizer.wire.records import Done, Opened, Parked
+from rationalizer.wire.records import Done, Opened, Parked, Take
 
 #: In heartbeat intervals: what another mode has left is claimed when our replica shows that it is done, or after this.
 WRONG_MODE_REST = 10.0

@@ -288,8 +288,6 @@ class Mover(Protocol):
 
     def on_refused(self, assignment: Assignment, code: str, now: float) -> None: ...
 
-    def on_released(self, assignment: Assignment, now: float) -> None: ...
-
     def on_answered(self, assignment: Assignment, last_offset: int, accepted: bool, code: str, now: float) -> None: ...
 
     # What the engine's parts call.
@@ -305,6 +303,9 @@ class Mover(Protocol):
 
     def enter(self, assignment: Assignment, stage: Stage) -> None:
         """Move an assignment to another stage."""
+
+    def remove(self, assignment: Assignment) -> None:
+        """Forget an assignment that is over."""
 
     def call(self, callback: Callback, assignment: Assignment) -> None:
         """Have the user's callback called."""
@@ -454,7 +455,7 @@ class Assignment:
         self.consumer.revocation.lost(self, reason, now)
 
     def released(self, now: float) -> None:
-        self.consumer.on_released(self, now)
+        self.consumer.remove(self)
 
     def handed_in(self, hand_in: HandIn) -> None:
         pass

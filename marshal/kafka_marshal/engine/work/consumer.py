@@ -339,7 +339,8 @@ class ConsumerEngine:
         assignment = self.assignments.get(key)
         if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
             assignment.tracker.moved.fetched += len(messages)
-            self.positions.marks.come(assignment)
+            if not assignment.told.has_come:
+                self.positions.marks.come(assignment)
             assignment.put(messages)
             self.delivery.has_more(assignment)
 
@@ -355,10 +356,6 @@ class ConsumerEngine:
         if (assignment := self.assignments.get(key)) is not None:
             assignment.watch.log_end = log_end
             self.source.measured(assignment.lease, assignment.tracker.done.stable, log_end, now)
-
-    def on_released(self, assignment: Assignment, now: float) -> None:
-        """The log shows the release."""
-        self.remove(assignment)
 
     def remove(self, assignment: Assignment) -> None:
         """Forget an assignment that is over."""

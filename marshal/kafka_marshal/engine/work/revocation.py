@@ -33,9 +33,6 @@ class Ending(Mover, Protocol):
     @property
     def revocation(self) -> Revocation: ...
 
-    def remove(self, assignment: Assignment) -> None:
-        """Forget an assignment that is over."""
-
 
 class Schedule:
     """The assignments of one consumer for which something may be due. Called under the shell's lock."""
