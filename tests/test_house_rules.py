@@ -156,7 +156,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (3, 820),
     "checkpoints": (3, 590),
     "cli": (23, 7_730),
-    "client": (32, 10_960),
+    "client": (32, 10_950),
     "engine": (59, 18_480),
     "kafka_marshal": (14, 2_790),
     "metrics": (6, 1_580),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (338, 103_380)
+MOST_OF_ALL = (338, 103_370)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
