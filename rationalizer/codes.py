@@ -1,13 +1,13 @@
 """The outcomes a record can have: one table that the code, the tests and the docs share.
 
 Each row is a transition as a reader of the log sees it: which records can end so, whether the record counts
-as accepted, its effect on the state, and the rule. `docs.py` renders the table into
+as accepted, its effect on the state, and the rule. `tests/tables/pages.py` renders the table into
 docs/protocol; a test fails when the page and the table differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -318,3 +318,8 @@ TABLE: Final[tuple[CodeRow, ...]] = (
 
 #: Codes of records (and batch entries) that took effect. PARTIAL depends on the entries.
 ACCEPTED: Final[frozenset[str]] = frozenset(row.code for row in TABLE if row.accepted)
+
+
+def of_entries(answers: Iterable[str]) -> str:
+    """The code of a record of entries with these codes."""
+    return OK if ACCEPTED.issuperset(answers) else PARTIAL

@@ -34,7 +34,8 @@ _MAX_BYTES: Final = 70
 MAX_AT_ONCE: Final = 4
 
 _DIGITS: Final = frozenset("0123456789abcdef")
-_DIGEST_DIGITS: Final = 32
+#: Digits of a digest (S1), and of a hash.
+DIGEST_DIGITS: Final = 32
 _OFFSET: Final = itemgetter(0)
 
 #: (offset, timestamp in ms, value)
@@ -91,7 +92,7 @@ def decode_hash(value: bytes | None) -> LogHash | None:
     try:
         # Every container and string is bounded: nothing is set aside for what is claimed and not there.
         fields: Any = unpackb(
-            value, use_list=False, max_array_len=5, max_map_len=0, max_str_len=_DIGEST_DIGITS, max_ext_len=0
+            value, use_list=False, max_array_len=5, max_map_len=0, max_str_len=DIGEST_DIGITS, max_ext_len=0
         )
     except (ValueError, UnpackException):
         return None
@@ -107,7 +108,7 @@ def decode_hash(value: bytes | None) -> LogHash | None:
 
 def is_digest(value: object) -> bool:
     """Whether it is one, as it is written."""
-    return type(value) is str and len(value) == _DIGEST_DIGITS and _DIGITS.issuperset(value)
+    return type(value) is str and len(value) == DIGEST_DIGITS and _DIGITS.issuperset(value)
 
 
 class HashChecks:

@@ -90,15 +90,6 @@ class Plane(Protocol):
     def belongs(self, kind: Kind, message: Message) -> bool:
         """Whether a record of one of its types belongs to this CP (L3)."""
 
-    def epoch(self, kind: Kind, message: Message) -> int | None:
-        """The epoch of the one lease that such a record names, as this CP knows it now (D2); None: there is none."""
-
-    def generation(self, group_id: str) -> int | None:
-        """The group's generation, as this CP knows it now (D2); None: there is none."""
-
-    def checkpoint(self, group_id: str) -> tuple[int | None, int | None]:
-        """The group's newest checkpoint, and its open barrier, as this CP knows them now (D2); None: there is none."""
-
     def knows(self, group_id: str) -> bool:
         """Whether the group is of this plane's kind: there is something of it here (G1)."""
 
@@ -149,15 +140,3 @@ Beaten = list["tuple[Lease, int | None]"]
 
 #: Is given each heartbeat record: its offset, the log time, and the leases.
 SeeBeats = Callable[[int, int, Beaten], object]
-
-
-class FastPath(Protocol):
-    """Applies records for as long as they are simple."""
-
-    def __call__(
-        self, records: Entries, log: Log, pauses: Pauses, heard: Heard | None = None, see: SeeBeats | None = None
-    ) -> Entry | None:
-        """The first record that is not simple, of which nothing is changed; None: there is none left.
-
-        heard: gets the last record of each sender. see: is called after each record.
-        """

@@ -20,7 +20,7 @@ from msgpack import packb, unpackb
 from msgpack.exceptions import UnpackException
 
 from rationalizer.limits import MAX_OFFSET, MAX_PART_BYTES, MAX_PARTITION, MAX_SNAPSHOT_PARTS, SNAPSHOT_INTERVAL
-from rationalizer.log_hash import LogHash, decode_hash
+from rationalizer.log_hash import DIGEST_DIGITS, LogHash, decode_hash, is_digest
 from rationalizer.snapshot import digest_of
 from rationalizer.state import SnapshotError
 from rationalizer.travel import Travels
@@ -33,9 +33,6 @@ MAX_RECORD_BYTES: Final = MAX_PART_BYTES + 80
 
 #: Snapshots of which some parts are missing that one collector keeps: what is older was never finished.
 MAX_UNFINISHED: Final = 8
-
-_DIGITS: Final = frozenset("0123456789abcdef")
-_DIGEST_DIGITS: Final = 32
 
 
 class MalformedPartError(Travels, ValueError):
@@ -141,7 +138,7 @@ def decode_part(value: bytes | None) -> SnapshotPart:
             use_list=False,
             max_array_len=7,
             max_map_len=0,
-            max_str_len=_DIGEST_DIGITS,
+            max_str_len=DIGEST_DIGITS,
             max_bin_len=MAX_PART_BYTES,
             max_ext_len=0,
         )
@@ -156,7 +153,7 @@ def decode_part(value: bytes | None) -> SnapshotPart:
     _want(type(next_offset) is int and 0 <= next_offset <= MAX_OFFSET + 1, "its next offset is out of range")
     _want(type(parts) is int and 1 <= parts <= MAX_SNAPSHOT_PARTS, "its number of parts is out of range")
     _want(type(part) is int and 0 <= part < parts, "its number is not below that of the parts")
-    _want(type(digest) is str and len(digest) == _DIGEST_DIGITS and _DIGITS.issuperset(digest), "it has no digest")
+    _want(is_digest(digest), "it has no digest")
     _want(type(data) is bytes and len(data) > 0, "it holds no bytes")
     return SnapshotPart(partition, next_offset, part, parts, digest, data)
 

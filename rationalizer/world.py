@@ -34,7 +34,6 @@ from rationalizer.plane import (
     ApplyContext,
     Bounds,
     Entry,
-    FastPath,
     Heard,
     Pause,
     Plane,
@@ -46,20 +45,6 @@ from rationalizer.state import want
 from rationalizer.wire.codec import RejectedValueError, read
 from rationalizer.wire.records import DuringPause, Kind, Upgrade
 from rationalizer.wire.unpacking import Message
-
-
-class Planes:
-    """All state machines of one CP: each by its name, for its readers, and `all` for the replay."""
-
-    __slots__ = ("all", "fast_path", "groups", "leases")
-
-    def __init__(self, partition: int, partitions: int) -> None:
-        self.leases = LeasePlane(partition, partitions)
-        self.groups = GroupPlane(partition, partitions)
-        self.all: tuple[Plane, ...] = (self.leases, self.groups)
-        #: The short cut for most of a log.
-        self.fast_path: FastPath = self.leases.fast_path
-
 
 #: (verdict, kind if known, fields if well formed)
 _Replayed = tuple[Verdict, Kind | None, Message | None]
@@ -74,8 +59,10 @@ class World:
     """
 
     __slots__ = (
-        "_handlers",
         "_context",
+        "_groups",
+        "_handlers",
+        "_leases",
         "_pauses",
         "_plane_of",
         "_planes",
@@ -104,10 +91,12 @@ class World:
         self.rejected: dict[str, int] = {}
         self._pauses: dict[str, Pause] = {}
         self._context = ApplyContext()
-        self._planes = Planes(partition, partitions)
+        self._leases = LeasePlane(partition, partitions)
+        self._groups = GroupPlane(partition, partitions)
+        self._planes: tuple[Plane, ...] = (self._leases, self._groups)
         self._plane_of: dict[int, Plane] = {}
         self._handlers = handlers_of(self)
-        for plane in self._planes.all:
+        for plane in self._planes:
             handlers = handlers_of(plane)
             self._handlers.update(handlers)
             self._plane_of.update(dict.fromkeys(handlers, plane))
@@ -116,35 +105,35 @@ class World:
 
     def lease(self, group_id: str, topic: str, partition: int) -> Lease | None:
         """The lease, live, or None where it was never claimed here. Read it, don't write it."""
-        return self._planes.leases.leases.get((group_id, topic, partition))
+        return self._leases.leases.get((group_id, topic, partition))
 
     def leases(self) -> list[Lease]:
         """All leases ever granted here and not forgotten, sorted by (group, topic, partition)."""
-        leases = self._planes.leases.leases
+        leases = self._leases.leases
         return [leases[key] for key in sorted(leases)]
 
     @property
     def lease_count(self) -> int:
         """How many leases there are."""
-        return len(self._planes.leases.leases)
+        return len(self._leases.leases)
 
     def group(self, group_id: str) -> Group | None:
         """The coordinated group, live, or None where this CP knows none. Read it, don't write it."""
-        return self._planes.groups.groups.get(group_id)
+        return self._groups.groups.get(group_id)
 
     def groups(self) -> list[Group]:
         """All coordinated groups, and the marks of those that are at home elsewhere (G2), sorted by name."""
-        groups = self._planes.groups.groups
+        groups = self._groups.groups
         return [groups[group_id] for group_id in sorted(groups)]
 
     @property
     def listed(self) -> int:
         """How many leases, members, partitions, checkpoints … a snapshot lists: what its place is chosen by (S2)."""
-        return sum(plane.size() for plane in self._planes.all)
+        return sum(plane.size() for plane in self._planes)
 
     def hole_count(self) -> int:
         """How many holes all groups have in this CP (H1). Any thread."""
-        return sum(plane.hole_count() for plane in self._planes.all)
+        return sum(plane.hole_count() for plane in self._planes)
 
     def pause(self, group_id: str) -> Pause | None:
         """The group's pause, while it is in force at the log time (C10)."""
@@ -163,7 +152,7 @@ class World:
 
     def rows(self) -> dict[int, Sequence[Any]]:
         """What the canonical state has of each plane, by its part of the whole: copies, to keep or compare."""
-        return {plane.part: plane.rows(self.level) for plane in self._planes.all}
+        return {plane.part: plane.rows(self.level) for plane in self._planes}
 
     def digest(self) -> str:
         """The digest of the canonical state: 32 hex digits (S1)."""
@@ -180,9 +169,9 @@ class World:
         for pause in found.pauses:
             world._pauses[pause.group_id] = pause
         bounds = Bounds(found.partition, partitions, found.next_offset, found.log_time, found.level)
-        for plane in world._planes.all:
+        for plane in world._planes:
             plane.load(found.rows[plane.part], bounds)
-        both = [group for group in world._planes.groups.groups if world._planes.leases.knows(group)]
+        both = [group for group in world._groups.groups if world._leases.knows(group)]
         want(not both, f"the group {both} is both claimed and coordinated (G1)" if both else "")
         # Whatever else may be odd about the bytes: they have to be the ones that this state is written as.
         want(world.snapshot() == snapshot, "it is not in canonical form")
@@ -208,12 +197,13 @@ class World:
         epoch = generation = None
         added = NOTHING_ADDED if share is None and taken is None else Added(share=share, taken=taken)
         plane = self._plane_of.get(kind.type)
-        of_group = plane is self._planes.groups and code not in codes.BEFORE_THE_PLANES
-        if plane is not None and code != codes.WRONG_PARTITION:
-            epoch = plane.epoch(kind, message)
-            generation = plane.generation(message[4]) if of_group else None
-            if of_group and kind.level == CHECKPOINTS_LEVEL:
-                added = Added(*plane.checkpoint(message[4]))
+        of_group = plane is self._groups and code not in codes.BEFORE_THE_PLANES
+        if plane is self._leases and code != codes.WRONG_PARTITION:
+            epoch = self._leases.epoch(kind, message)
+        if of_group:
+            generation = self._groups.generation(message[4])
+            if kind.level == CHECKPOINTS_LEVEL:
+                added = Added(*self._groups.checkpoint(message[4]))
         return Outcome(
             accepted,
             code,
@@ -237,7 +227,7 @@ class World:
         """
         if self.required_level is not None:
             return
-        remaining, fast_path = iter(records), self._planes.fast_path
+        remaining, fast_path = iter(records), self._leases.fast_path
         while (record := fast_path(remaining, self, self._pauses)) is not None:
             offset, timestamp_ms, value = record
             self._check_position(offset, timestamp_ms, value)
@@ -255,7 +245,7 @@ class World:
         """
         if self.required_level is not None:
             return next(records, None)
-        return self._planes.fast_path(records, self, self._pauses, heard, see)
+        return self._leases.fast_path(records, self, self._pauses, heard, see)
 
     def count(self, code: str, accepted: bool, records: int = 1) -> None:
         """Count outcomes. Only a plane's fast path calls it."""
@@ -309,7 +299,7 @@ class World:
             paused = not pausing
             if paused and _is_refused(kind, message):
                 return Verdict(codes.PAUSED, False), kind, message
-        if plane is not None and any(other.knows(group_id) for other in self._planes.all if other is not plane):
+        if plane is not None and any(other.knows(group_id) for other in self._planes if other is not plane):
             return Verdict(codes.WRONG_KIND, False), kind, message
         context = self._context
         context.offset = offset
@@ -322,9 +312,8 @@ class World:
             return Verdict(answer, answer in codes.ACCEPTED), kind, message
         if isinstance(answer, Verdict):
             return answer, kind, message
-        found = set(answer)
-        code = codes.OK if found <= codes.ACCEPTED else codes.PARTIAL
-        return Verdict(code, not found.isdisjoint(codes.ACCEPTED), tuple(answer)), kind, message
+        accepted = not codes.ACCEPTED.isdisjoint(answer)
+        return Verdict(codes.of_entries(answer), accepted, tuple(answer)), kind, message
 
     # -- what is about a group, or the log, as a whole ---------------------------------------------------
 
@@ -340,9 +329,9 @@ class World:
     def _forget_group(self, message: Message, context: ApplyContext) -> str:
         """C16: all planes forget the group, and its pause goes, or nothing does."""
         group_id = message[4]
-        if any(plane.is_active(group_id, context) for plane in self._planes.all):
+        if any(plane.is_active(group_id, context) for plane in self._planes):
             return codes.GROUP_ACTIVE
-        for plane in self._planes.all:
+        for plane in self._planes:
             plane.forget(group_id)
         self._pauses.pop(group_id, None)
         return codes.OK

@@ -163,7 +163,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "node": (17, 4_470),
     "observe": (17, 5_890),
     "pipeline": (21, 8_050),
-    "rationalizer": (44, 10_150),
+    "rationalizer": (42, 10_010),
     "sinks": (7, 2_700),
     "snapshots": (5, 1_030),
     "testing": (38, 11_180),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (338, 103_370)
+MOST_OF_ALL = (336, 103_230)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from rationalizer import codes
+from rationalizer.groups.assignors import NOBODY
 from rationalizer.groups.checkpoints import Barrier, Checkpoints, Kept, Key, Version
 from rationalizer.groups.commits import Commits, Entry
 from rationalizer.groups.group import Group
-from rationalizer.groups.lots import NOBODY
 from rationalizer.groups.pieces import NEVER
 from rationalizer.limits import FIRST_MARK, MAX_KEY_HASH
 from rationalizer.progress import Progress

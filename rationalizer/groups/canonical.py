@@ -8,11 +8,10 @@ from collections.abc import Set as AbstractSet
 from itertools import pairwise
 from typing import Any, Final, cast
 
-from rationalizer.groups.assignors import STRATEGIES
+from rationalizer.groups.assignors import NOBODY, STRATEGIES
 from rationalizer.groups.barriers import note_owners, show
 from rationalizer.groups.checkpoints import NOT_SAVED, Answer, Barrier, Checkpoints, Kept, Key, Version, restored
 from rationalizer.groups.group import Group, Member, PartitionProgress, Settings
-from rationalizer.groups.lots import NOBODY
 from rationalizer.groups.pieces import NEVER, Piece, TopicPieces
 from rationalizer.holes import NO_KEY
 from rationalizer.leases.canonical import load_holes, load_progress

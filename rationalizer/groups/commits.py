@@ -8,7 +8,7 @@ from typing import Final
 
 from rationalizer import codes
 from rationalizer.groups.group import Group, let_go
-from rationalizer.groups.pieces import Piece, TopicPieces
+from rationalizer.groups.pieces import Piece, TopicPieces, key_spans
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.progress import Progress
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
@@ -182,14 +182,9 @@ class _Spans:
     __slots__ = ("his", "los")
 
     def __init__(self, pieces: Iterable[Piece]) -> None:
-        self.los: list[int] = []
-        self.his: list[int] = []
-        for piece in pieces:
-            if self.his and self.his[-1] + 1 == piece.lo:
-                self.his[-1] = piece.hi
-            else:
-                self.los.append(piece.lo)
-                self.his.append(piece.hi)
+        spans = key_spans(pieces)
+        self.los = [lo for lo, _ in spans]
+        self.his = [hi for _, hi in spans]
 
     def cover(self, lo: int, hi: int) -> bool:
         """Whether all of lo … hi is among them."""

@@ -24,9 +24,8 @@ from operator import ne
 from typing import Final, Literal, NamedTuple
 
 from rationalizer.done_through import KeyPiece
-from rationalizer.groups.assignors import Target, compute_targets
+from rationalizer.groups.assignors import NOBODY, Target, compute_targets
 from rationalizer.groups.checkpoints import NOT_SAVED, Checkpoints, Key, Version
-from rationalizer.groups.lots import NOBODY
 from rationalizer.groups.pieces import NEVER, Piece, TopicPieces
 from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.progress import Progress

@@ -29,14 +29,13 @@ from typing import Any, Final, NamedTuple
 
 from rationalizer import codes
 from rationalizer.groups import barriers
-from rationalizer.groups.assignors import STRATEGIES
+from rationalizer.groups.assignors import NOBODY, STRATEGIES
 from rationalizer.groups.barriers import Closing, closing_of
 from rationalizer.groups.canonical import load_groups
 from rationalizer.groups.checkpoints import Answer, Checkpoints
 from rationalizer.groups.commits import Commits, Entry, Starts, reposition_entry
 from rationalizer.groups.group import Group, Member
-from rationalizer.groups.lots import NOBODY
-from rationalizer.groups.pieces import Piece
+from rationalizer.groups.pieces import key_spans
 from rationalizer.holes import NO_KEY
 from rationalizer.limits import HEAD_FIELDS, MAX_GROUP_PARTITIONS, MAX_MEMBERS
 from rationalizer.plane import ApplyContext, Bounds, Verdict
@@ -133,320 +132,29 @@ def bury(group: Group, gone: AbstractSet[int], silent: bool, context: ApplyConte
 #: Pieces that were released.
 _OWNERLESS: Final = frozenset([NOBODY])
 
+_OPERATOR: Final = Reach(None)
+_OWNER_OF_ALL: Final = Reach(None, makes=True)
 
-class Judging:
+#: RFC 4122's name space for DNS names, which uuid5 hashes first (G6).
+_NAMESPACE: Final = bytes.fromhex("6ba7b8129dad11d180b400c04fd430c8")
+
+
+class KnownGroups:
     """The coordinated groups of one CP, by group_id: those it is the home of, and marks of others (G2)."""
 
-    __slots__ = ("_partition", "_partitions", "_weight", "groups")
+    __slots__ = ("_partition", "_partitions", "_weight", "groups", "part")
 
     def __init__(self, partition: int, partitions: int) -> None:
+        self.part = GROUPS
         self.groups: dict[str, Group] = {}
         self._partition = partition
         self._partitions = partitions
         #: Partitions of all topics that all groups subscribe to (G11).
         self._weight = 0
 
-    def _sender(
-        self, message: Message, member_id: str, context: ApplyContext, leaves: bool = False
-    ) -> tuple[Group, Member, Witness] | None:
-        """A record's sender, and what it brings besides if it is accepted. leaves: the sender goes with it."""
-        _, _, instance_id, client_id, group_id, *_ = message
-        group = self.groups.get(group_id)
-        sender = None if group is None else group.sender(member_id, client_id, instance_id)
-        if group is None or sender is None:
-            return None
-        if not leaves:
-            witness = witness_of(group, sender, context.log_time)
-            if witness is NOTHING:
-                return group, sender, witness
-        else:
-            witness = witness_of(group, sender, context.log_time, slots_of(sender))
-        return None if witness.removes(sender) else (group, sender, witness)
-
-    def _rebalance(
-        self, group: Group, context: ApplyContext, lost: AbstractSet[int], others: AbstractSet[int] = NOBODY_GOES
-    ) -> None:
-        """`lost`: slots that were removed or replaced; `others`: those that left at a checkpoint, and NOBODY.
-
-        What was released NOBODY owns.
-        """
-        gone = lost | others
-        checkpoints = group.checkpoints
-        if checkpoints is not None and checkpoints.hold and lost:
-            owners = barriers.owners_of(group) if NOBODY in others else checkpoints.owners
-            if not owners.isdisjoint(lost):
-                gone = gone | group.members.keys()
-        self._weight -= group.weight
-        group.rebalance(context.offset, gone)
-        barriers.note_owners(group)
-        self._weight += group.weight
-
-    def _lives(self, group: Group, sender: Member, witness: Witness, context: ApplyContext) -> None:
-        """A record of types 17, 19 and 29 is accepted: the overdue go, with a rebalance, and the sender beats (G9)."""
-        others = settle(group, witness, context)
-        group.beat(sender, context.log_time)
-        if witness.gone or others:
-            self._rebalance(group, context, witness.gone, others)
-
-
-def slots_of(sender: Member | None) -> frozenset[int]:
-    """The sender's slot, if there is a sender."""
-    return NOBODY_GOES if sender is None else frozenset([sender.slot])
-
-
-def settle(group: Group, witness: Witness, context: ApplyContext) -> frozenset[int]:
-    """A record is accepted: a barrier is closed, the overdue go. Whose pieces go at once besides theirs."""
-    if witness is NOTHING:
-        return NOBODY_GOES
-    others = NOBODY_GOES if witness.closing is None else close(group, witness.closing, context)
-    bury(group, witness.gone, witness.silent, context)
-    return others
-
-
-def close(group: Group, closing: barriers.Closing, context: ApplyContext) -> frozenset[int]:
-    """The barrier is closed: the slots that leave with it, and NOBODY, if something was released."""
-    handed = barriers.close(group, closing, context.log_time)
-    group.remove(closing.left)
-    return closing.left | _OWNERLESS if handed else closing.left
-
-
-def of_entries(answers: tuple[str, ...]) -> Verdict:
-    """What a record of entries with these codes is answered, once it is accepted."""
-    return Verdict(codes.OK if codes.ACCEPTED.issuperset(answers) else codes.PARTIAL, True, answers)
-
-
-class CheckpointRecords(Judging):
-    """Judges types 23, 24, 25 and 27."""
-
-    __slots__ = ()
-
-    def _begin_checkpoint(self, message: Message, context: ApplyContext) -> Verdict:
-        """X4: the first checkpoint, or a barrier."""
-        *_, after, timeout_ms, keep, hold = message
-        group = self.groups.get(message[4])
-        checkpoints = None if group is None else group.checkpoints
-        if group is None or after != (0 if checkpoints is None else checkpoints.newest):
-            return Verdict(codes.UNKNOWN_CHECKPOINT, False)
-        if checkpoints is None:
-            if group.members:
-                return Verdict(codes.GROUP_ACTIVE, False)
-            if group.hole_count():
-                return Verdict(codes.WRONG_MODE, False)
-            barriers.start(group, context.offset, context.log_time, keep, hold)
-            return Verdict(codes.OK, True)
-        if checkpoints.barrier is not None:
-            return Verdict(codes.BARRIER_OPEN, False)
-        barriers.begin(checkpoints, context.offset, context.log_time, timeout_ms, keep)
-        if barriers.is_due(checkpoints):
-            close(group, barriers.closing_of(checkpoints), context)
-        return Verdict(codes.OK, True)
-
-    def _answer_barrier(self, message: Message, context: ApplyContext) -> Verdict:
-        """X5: what it says comes before the overdue go."""
-        *_, member_id, generation, barrier, answer, entries = message
-        found = self._sender(message, member_id, context)
-        if found is None:
-            return Verdict(codes.UNKNOWN_CONSUMER, False)
-        group, sender, witness = found
-        if generation > group.generation:
-            return Verdict(codes.ILLEGAL_GENERATION, False)
-        others = NOBODY_GOES if witness.closing is None else close(group, witness.closing, context)
-        verdict = _answered(group, sender, barrier, Answer(generation, answer), entries)
-        checkpoints = group.checkpoints
-        if verdict.code == codes.OK and checkpoints is not None and barriers.is_due(checkpoints):
-            others |= close(group, barriers.closing_of(checkpoints), context)
-        gone = witness.gone - others
-        bury(group, gone, witness.silent, context)
-        if sender.slot not in others:
-            group.beat(sender, context.log_time)
-        if gone or others:
-            self._rebalance(group, context, gone, others)
-        return verdict
-
-    def _rollback(self, message: Message, context: ApplyContext) -> Verdict:
-        """X8: all go back."""
-        *_, generation, checkpoint = message
-        group = self.groups.get(message[4])
-        if group is None or group.checkpoints is None:
-            return Verdict(codes.UNKNOWN_CHECKPOINT, False)
-        if generation != group.generation:
-            return Verdict(codes.ILLEGAL_GENERATION, False)
-        target = checkpoint or group.checkpoints.newest
-        if group.checkpoints.find(target) is None:
-            return Verdict(codes.UNKNOWN_CHECKPOINT, False)
-        barriers.go_back(group, target)
-        group.checkpoints.went_back_to = 0 if group.members else target
-        self._rebalance(group, context, frozenset(group.members))
-        return Verdict(codes.OK, True)
-
-    def _keep_checkpoint(self, message: Message, context: ApplyContext) -> Verdict:
-        """X9: retire or pin one, or take none any more."""
-        *_, checkpoint, action = message
-        group = self.groups.get(message[4])
-        checkpoints = None if group is None else group.checkpoints
-        if group is None or checkpoints is None:
-            return Verdict(codes.UNKNOWN_CHECKPOINT, False)
-        refusal = _keep_refusal(group, checkpoints, checkpoint, action)
-        if refusal is not None:
-            return Verdict(refusal, False)
-        if action == RETIRE:
-            checkpoints.drop(checkpoint)
-        elif action == PIN:
-            checkpoints.pin(checkpoint)
-        else:
-            barriers.end(group)
-        return Verdict(codes.OK, True)
-
-
-def _answered(group: Group, sender: Member, number: int, answer: Answer, entries: tuple[Entry, ...]) -> Verdict:
-    """X5, after the checks of G10: it is noted, or nothing changes."""
-    checkpoints = group.checkpoints
-    barrier = None if checkpoints is None else checkpoints.barrier
-    if checkpoints is None or barrier is None or barrier.id != number:
-        return Verdict(codes.NO_SUCH_BARRIER, True)
-    if sender.slot in barrier.answers:
-        return Verdict(codes.ALREADY_ANSWERED, True)
-    cuts = barriers.Cuts(group, sender.slot, answer.generation, barrier)
-    verdict = of_entries(tuple(map(cuts.commit, entries)))
-    if verdict.code == codes.OK:
-        checkpoints.note(sender.slot, answer, cuts.versions)
-    return verdict
-
-
-def _keep_refusal(group: Group, checkpoints: Checkpoints, checkpoint: int, action: int) -> str | None:
-    """X9's checks."""
-    kept = checkpoints.find(checkpoint)
-    if kept is None:
-        return codes.UNKNOWN_CHECKPOINT
-    is_newest = checkpoint == checkpoints.newest
-    if action == RETIRE and is_newest:
-        return codes.NEWEST_CHECKPOINT
-    if action == PIN and kept.kind != PINNED and not checkpoints.can_pin():
-        return codes.TOO_MANY_CHECKPOINTS
-    if action == END:
-        if not is_newest:
-            return codes.UNKNOWN_CHECKPOINT
-        if group.members:
-            return codes.GROUP_ACTIVE
-    return None
-
-
-_OPERATOR: Final = Reach(None)
-_OWNER_OF_ALL: Final = Reach(None, makes=True)
-
-
-class SettleRecords(CheckpointRecords):
-    """Judges type 29."""
-
-    __slots__ = ()
-
-    def _settle_offsets(self, message: Message, context: ApplyContext) -> Verdict:
-        """H4: of a member, or of an operator."""
-        *_, member_id, generation, seen, topic, partition, done, opened, parked = message
-        group = self.groups.get(message[4])
-        if group is None:
-            return Verdict(codes.UNKNOWN_CONSUMER, False)
-        if group.checkpoints is not None:
-            return Verdict(codes.WRONG_MODE, False)
-        if member_id:
-            found = self._sender(message, member_id, context)
-            if found is None:
-                return Verdict(codes.UNKNOWN_CONSUMER, False)
-            _, sender, witness = found
-            if generation > group.generation:
-                return Verdict(codes.ILLEGAL_GENERATION, False)
-            self._lives(group, sender, witness, context)
-        kept = group.kept(topic, partition)
-        progress = Progress() if kept is None else kept.progress
-        if member_id:
-            settling: Settling = _OfMember(
-                group, progress, sender, generation, (topic, partition), context.offset, seen
-            )
-        else:
-            reach = _OWNER_OF_ALL if context.pausing and not group.members else _OPERATOR
-            settling = Settling(progress, reach, context.offset, seen)
-        answers = settling.settle(done, opened, parked)
-        if kept is None and progress.holes is not None:
-            group.keep(topic, partition).progress = progress
-        if not member_id and codes.ACCEPTED.isdisjoint(answers):
-            return Verdict(codes.FENCED, False, answers)
-        return of_entries(answers)
-
-
-class _OfMember(Settling):
-    """Entries of a member: its pieces come first."""
-
-    __slots__ = ("_makes", "_old")
-
-    def __init__(
-        self,
-        group: Group,
-        progress: Progress,
-        sender: Member,
-        generation: int,
-        partition: tuple[str, int],
-        offset: int,
-        seen: int,
-    ) -> None:
-        topic, number = partition
-        of_topic = group.pieces.get(topic)
-        mine = [] if of_topic is None else [piece for piece in of_topic[number] if piece.owner == sender.slot]
-        super().__init__(progress, Reach(_spans(mine), makes=True), offset, seen)
-        self._makes = group.settings.accept_individual_commit
-        self._old = Reach(_spans([piece for piece in mine if piece.since <= generation]))
-
-    def done(self, first: int, last: int) -> str:
-        """These offsets are done: the code."""
-        return self._refusal(first, last, NO_KEY, False) or super().done(first, last)
-
-    def _make(self, first: int, last: int, key_hash: int, attempts: int, reason: str | None) -> str:
-        return self._refusal(first, last, key_hash, True) or super()._make(first, last, key_hash, attempts, reason)
-
-    def _refusal(self, first: int, last: int, key_hash: int, makes: bool) -> str | None:
-        """Why the sender may not settle these offsets, whatever their holes say."""
-        hashes = [] if key_hash == NO_KEY else [key_hash]
-        if self._progress.holes is not None:
-            parts = self._progress.holes.parts(first, last)
-            hashes += [hole.key_hash for _, _, hole in parts if hole is not None]
-        if not all(map(self._reach.has_key, hashes)):
-            return codes.NOT_ASSIGNED
-        if not all(map(self._old.has_key, hashes)):
-            return codes.ILLEGAL_GENERATION
-        return codes.INDIVIDUAL_COMMIT_NOT_ALLOWED if makes and not self._makes else None
-
-
-def _spans(pieces: Sequence[Piece]) -> Sequence[tuple[int, int]]:
-    """The key hashes of these pieces, which ascend."""
-    spans: list[tuple[int, int]] = []
-    for piece in pieces:
-        if spans and spans[-1][1] + 1 == piece.lo:
-            spans[-1] = (spans[-1][0], piece.hi)
-        else:
-            spans.append((piece.lo, piece.hi))
-    return spans
-
-
-#: RFC 4122's name space for DNS names, which uuid5 hashes first (G6).
-_NAMESPACE: Final = bytes.fromhex("6ba7b8129dad11d180b400c04fd430c8")
-
-
-class GroupPlane(SettleRecords):
-    """The coordinated groups of one CP, by group_id: those it is the home of, and marks of others (G2)."""
-
-    __slots__ = ("part",)
-
-    def __init__(self, partition: int, partitions: int) -> None:
-        super().__init__(partition, partitions)
-        self.part = GROUPS
-
-    # -- as a plane ------------------------------------------------------------------------------------
-
     def belongs(self, kind: Kind, message: Message) -> bool:
         """L3, by group; ConfigureGroup belongs to every CP."""
         return kind.belongs is Belongs.EVERYWHERE or self._is_home(message[4])
-
-    def epoch(self, kind: Kind, message: Message) -> None:
-        """No record of a coordinated group names a lease."""
 
     def generation(self, group_id: str) -> int | None:
         """The group's generation; None: this CP knows no such group (D2)."""
@@ -496,42 +204,48 @@ class GroupPlane(SettleRecords):
             self.groups[group.group_id] = group
             self._weight += group.weight
 
-    # -- record by record ------------------------------------------------------------------------------
+    def _is_home(self, group_id: str) -> bool:
+        return route_group(group_id, self._partitions) == self._partition
 
-    def _join_group(self, message: Message, context: ApplyContext) -> Verdict:
+    def _too_many(self, group: Group, topics: Topics, leaving: AbstractSet[int], reported: Topics) -> bool:
+        """Whether the groups of this CP would subscribe to too many partitions (G11).
+
+        If `topics` had their counts, and `reported` took the place of what the members `leaving` report.
+        """
+        most = self._weight + sum([max(1, count) for _, count in topics])
+        if most <= MAX_GROUP_PARTITIONS:
+            return False  # the common case, without reading what all members subscribe to
+        after = group.weight_after(leaving, reported, topics)
+        return self._weight - group.weight + after > MAX_GROUP_PARTITIONS
+
+
+class GroupPlane(KnownGroups):
+    """Judges all records of coordinated groups."""
+
+    __slots__ = ()
+
+    def _join_group(self, message: Message, context: ApplyContext) -> str | Verdict:
         """G11: a newcomer, the same instance again, or another instance in its place."""
-        (
-            _,
-            _,
-            instance_id,
-            client_id,
-            group_id,
-            member_id,
-            seen,
-            session_timeout_ms,
-            strategy,
-            share,
-            pattern,
-            topics,
-        ) = message
+        _, _, instance_id, client_id, group_id, *own = message
+        member_id, seen, session_timeout_ms, strategy, share, pattern, topics = own
         known = self.groups.get(group_id)
         group = Group(group_id) if known is None else known
         if member_id:
             sender = group.sender(member_id, client_id, instance_id)
             if sender is None:
-                return Verdict(codes.UNKNOWN_CONSUMER, False)
+                return codes.UNKNOWN_CONSUMER
         else:
             sender = group.clients.get(client_id)
         witness = witness_of(group, sender, context.log_time, _replaced(sender, instance_id, seen))
         if sender is not None and witness.removes(sender):
             sender = None
             if member_id:
-                return Verdict(codes.UNKNOWN_CONSUMER, False)
+                return codes.UNKNOWN_CONSUMER
         if sender is not None and sender.instance_id != instance_id and sender.joined >= seen:
-            return Verdict(codes.REPLACED, False)
+            return codes.REPLACED
         refusal = self._join_refusal(group, sender, witness, session_timeout_ms, strategy, topics)
         if refusal is not None:
-            return Verdict(refusal, False)
+            return refusal
 
         self.groups[group_id] = group
         others = settle(group, witness, context)
@@ -589,84 +303,70 @@ class GroupPlane(SettleRecords):
             return codes.TOO_MANY_PARTITIONS
         return None
 
-    def _group_heartbeat(self, message: Message, context: ApplyContext) -> Verdict:
+    def _group_heartbeat(self, message: Message, context: ApplyContext) -> str | Verdict:
         """G13: it lives, whatever generation it knows."""
         *_, member_id, generation = message
-        found = self._sender(message, member_id, context)
-        if found is None:
-            return Verdict(codes.UNKNOWN_CONSUMER, False)
+        found = self._sender(message, context, member_id, generation)
+        if isinstance(found, str):
+            return found
         group, sender, witness = found
-        if generation > group.generation:
-            return Verdict(codes.ILLEGAL_GENERATION, False)
-        if witness is NOTHING:
-            group.beat(sender, context.log_time)
-        else:
-            self._lives(group, sender, witness, context)
+        self._lives(group, sender, witness, context)
         return Verdict(codes.OK if generation == group.generation else codes.ILLEGAL_GENERATION, True)
 
-    def _leave_group(self, message: Message, context: ApplyContext) -> Verdict:
+    def _leave_group(self, message: Message, context: ApplyContext) -> str:
         """G13: the sender goes."""
         *_, member_id, generation = message
-        found = self._sender(message, member_id, context, leaves=True)
-        if found is None:
-            return Verdict(codes.UNKNOWN_CONSUMER, False)
+        found = self._sender(message, context, member_id, generation, leaves=True)
+        if isinstance(found, str):
+            return found
         group, sender, witness = found
-        if generation > group.generation:
-            return Verdict(codes.ILLEGAL_GENERATION, False)
         others = settle(group, witness, context)
         leaver = frozenset([sender.slot])
         group.remove(leaver)
         self._rebalance(group, context, witness.gone | leaver, others)
-        return Verdict(codes.OK, True)
+        return codes.OK
 
-    def _commit_offsets(self, message: Message, context: ApplyContext) -> Verdict:
+    def _commit_offsets(self, message: Message, context: ApplyContext) -> str | Verdict:
         """G14, or G21 without a member_id."""
         *_, member_id, generation, in_order, entries = message
         if not member_id:
             return self._reposition(message, context)
-        found = self._sender(message, member_id, context)
-        if found is None:
-            return Verdict(codes.UNKNOWN_CONSUMER, False)
+        found = self._sender(message, context, member_id, generation)
+        if isinstance(found, str):
+            return found
         group, sender, witness = found
-        if generation > group.generation:
-            return Verdict(codes.ILLEGAL_GENERATION, False)
-        if witness is NOTHING:
-            group.beat(sender, context.log_time)
-        else:
-            self._lives(group, sender, witness, context)
+        self._lives(group, sender, witness, context)
         judge = Commits if group.checkpoints is None else Starts
         commits = judge(group, sender.slot, generation, in_order)
         return of_entries(tuple(map(commits.commit, entries)))
 
-    def _reposition(self, message: Message, context: ApplyContext) -> Verdict:
+    def _reposition(self, message: Message, context: ApplyContext) -> str | Verdict:
         """G21: the pausing client sets positions, of a group without members at work."""
         group_id, entries = message[4], message[-1]
         if not context.pausing:
-            return Verdict(codes.UNKNOWN_CONSUMER, False)
+            return codes.UNKNOWN_CONSUMER
         group = self.groups.get(group_id)
         if group is None:
             group = self.groups[group_id] = Group(group_id)
         witness = witness_of_positions(group, context.log_time)
         if witness is None:
-            return Verdict(codes.GROUP_ACTIVE, False)
-        others = settle(group, witness, context)
-        if witness.gone or others:
-            self._rebalance(group, context, witness.gone, others)
+            return codes.GROUP_ACTIVE
+        self._lives(group, None, witness, context)
         if group.checkpoints is not None:
             return of_entries(barriers.set_positions(group, context.offset, context.log_time, entries))
         return of_entries(tuple([reposition_entry(group, entry) for entry in entries]))
 
-    def _topics_changed(self, message: Message, context: ApplyContext) -> Verdict:
+    def _topics_changed(self, message: Message, context: ApplyContext) -> str:
         """G13: what the sender's pattern matches now."""
         *_, member_id, topics = message
-        found = self._sender(message, member_id, context)
-        if found is None:
-            return Verdict(codes.UNKNOWN_CONSUMER, False)
+        found = self._sender(message, context, member_id)
+        if isinstance(found, str):
+            return found
         group, sender, witness = found
         absent = witness.absent
         reported, leaving = (topics, absent | {sender.slot}) if sender.pattern else ((), absent)
         if self._too_many(group, topics, leaving, reported):
-            return Verdict(codes.TOO_MANY_PARTITIONS, False)
+            return codes.TOO_MANY_PARTITIONS
         others = settle(group, witness, context)
         before = sender.topics
         if sender.pattern:
@@ -675,16 +375,16 @@ class GroupPlane(SettleRecords):
         group.beat(sender, context.log_time)
         if changed or witness.gone or others:
             self._rebalance(group, context, witness.gone, others)
-        return Verdict(codes.OK, True)
+        return codes.OK
 
-    def _configure_group(self, message: Message, context: ApplyContext) -> Verdict:
+    def _configure_group(self, message: Message, context: ApplyContext) -> str:
         """G19; elsewhere than at home it only says what kind of group it is (G2)."""
         group_id, pairs = message[4], message[HEAD_FIELDS]
         group = self.groups.get(group_id)
         if group is None:
             group = self.groups[group_id] = Group(group_id)
         if not self._is_home(group_id):
-            return Verdict(codes.OK, True)
+            return codes.OK
         found: dict[str, Any] = dict(pairs)
         if "accept_range_fetch" in found:
             found["accept_range_fetch"] = tuple(sorted(set(found["accept_range_fetch"])))
@@ -695,23 +395,187 @@ class GroupPlane(SettleRecords):
         )
         if changed and group.members:
             self._rebalance(group, context, NOBODY_GOES)
-        return Verdict(codes.OK, True)
+        return codes.OK
+
+    # -- checkpoints -----------------------------------------------------------------------------------
+
+    def _begin_checkpoint(self, message: Message, context: ApplyContext) -> str:
+        """X4: the first checkpoint, or a barrier."""
+        *_, after, timeout_ms, keep, hold = message
+        group = self.groups.get(message[4])
+        checkpoints = None if group is None else group.checkpoints
+        if group is None or after != (0 if checkpoints is None else checkpoints.newest):
+            return codes.UNKNOWN_CHECKPOINT
+        if checkpoints is None:
+            if group.members:
+                return codes.GROUP_ACTIVE
+            if group.hole_count():
+                return codes.WRONG_MODE
+            barriers.start(group, context.offset, context.log_time, keep, hold)
+            return codes.OK
+        if checkpoints.barrier is not None:
+            return codes.BARRIER_OPEN
+        barriers.begin(checkpoints, context.offset, context.log_time, timeout_ms, keep)
+        if barriers.is_due(checkpoints):
+            close(group, barriers.closing_of(checkpoints), context)
+        return codes.OK
+
+    def _answer_barrier(self, message: Message, context: ApplyContext) -> str | Verdict:
+        """X5: what it says comes before the overdue go."""
+        *_, member_id, generation, barrier, answer, entries = message
+        found = self._sender(message, context, member_id, generation)
+        if isinstance(found, str):
+            return found
+        group, sender, witness = found
+        others = NOBODY_GOES if witness.closing is None else close(group, witness.closing, context)
+        verdict = _answered(group, sender, barrier, Answer(generation, answer), entries)
+        checkpoints = group.checkpoints
+        if verdict.code == codes.OK and checkpoints is not None and barriers.is_due(checkpoints):
+            others |= close(group, barriers.closing_of(checkpoints), context)
+        gone = witness.gone - others
+        bury(group, gone, witness.silent, context)
+        if sender.slot not in others:
+            group.beat(sender, context.log_time)
+        if gone or others:
+            self._rebalance(group, context, gone, others)
+        return verdict
+
+    def _rollback(self, message: Message, context: ApplyContext) -> str:
+        """X8: all go back."""
+        *_, generation, checkpoint = message
+        group = self.groups.get(message[4])
+        if group is None or group.checkpoints is None:
+            return codes.UNKNOWN_CHECKPOINT
+        if generation != group.generation:
+            return codes.ILLEGAL_GENERATION
+        target = checkpoint or group.checkpoints.newest
+        if group.checkpoints.find(target) is None:
+            return codes.UNKNOWN_CHECKPOINT
+        barriers.go_back(group, target)
+        group.checkpoints.went_back_to = 0 if group.members else target
+        self._rebalance(group, context, frozenset(group.members))
+        return codes.OK
+
+    def _keep_checkpoint(self, message: Message, context: ApplyContext) -> str:
+        """X9: retire or pin one, or take none any more."""
+        *_, checkpoint, action = message
+        group = self.groups.get(message[4])
+        checkpoints = None if group is None else group.checkpoints
+        if group is None or checkpoints is None:
+            return codes.UNKNOWN_CHECKPOINT
+        refusal = _keep_refusal(group, checkpoints, checkpoint, action)
+        if refusal is not None:
+            return refusal
+        if action == RETIRE:
+            checkpoints.drop(checkpoint)
+        elif action == PIN:
+            checkpoints.pin(checkpoint)
+        else:
+            barriers.end(group)
+        return codes.OK
+
+    # -- open messages ---------------------------------------------------------------------------------
+
+    def _settle_offsets(self, message: Message, context: ApplyContext) -> str | Verdict:
+        """H4: of a member, or of an operator."""
+        *_, member_id, generation, seen, topic, partition, done, opened, parked = message
+        group = self.groups.get(message[4])
+        if group is None:
+            return codes.UNKNOWN_CONSUMER
+        if group.checkpoints is not None:
+            return codes.WRONG_MODE
+        if member_id:
+            found = self._sender(message, context, member_id, generation)
+            if isinstance(found, str):
+                return found
+            _, sender, witness = found
+            self._lives(group, sender, witness, context)
+        kept = group.kept(topic, partition)
+        progress = Progress() if kept is None else kept.progress
+        if member_id:
+            settling: Settling = _OfMember(
+                group, progress, sender, generation, (topic, partition), context.offset, seen
+            )
+        else:
+            reach = _OWNER_OF_ALL if context.pausing and not group.members else _OPERATOR
+            settling = Settling(progress, reach, context.offset, seen)
+        answers = settling.settle(done, opened, parked)
+        if kept is None and progress.holes is not None:
+            group.keep(topic, partition).progress = progress
+        if not member_id and codes.ACCEPTED.isdisjoint(answers):
+            return Verdict(codes.FENCED, False, answers)
+        return of_entries(answers)
 
     # -- what they share -------------------------------------------------------------------------------
 
-    def _is_home(self, group_id: str) -> bool:
-        return route_group(group_id, self._partitions) == self._partition
+    def _sender(
+        self, message: Message, context: ApplyContext, member_id: str, generation: int = 0, leaves: bool = False
+    ) -> tuple[Group, Member, Witness] | str:
+        """A record's sender, and what it brings besides if it is accepted; or the code with which it is rejected (G10).
 
-    def _too_many(self, group: Group, topics: Topics, leaving: AbstractSet[int], reported: Topics) -> bool:
-        """Whether the groups of this CP would subscribe to too many partitions (G11).
-
-        If `topics` had their counts, and `reported` took the place of what the members `leaving` report.
+        generation: as the record says. leaves: the sender goes with it.
         """
-        most = self._weight + sum([max(1, count) for _, count in topics])
-        if most <= MAX_GROUP_PARTITIONS:
-            return False  # the common case, without reading what all members subscribe to
-        after = group.weight_after(leaving, reported, topics)
-        return self._weight - group.weight + after > MAX_GROUP_PARTITIONS
+        _, _, instance_id, client_id, group_id, *_ = message
+        group = self.groups.get(group_id)
+        sender = None if group is None else group.sender(member_id, client_id, instance_id)
+        if group is None or sender is None:
+            return codes.UNKNOWN_CONSUMER
+        witness = witness_of(group, sender, context.log_time, slots_of(sender) if leaves else NOBODY_GOES)
+        if witness is not NOTHING and witness.removes(sender):
+            return codes.UNKNOWN_CONSUMER
+        return codes.ILLEGAL_GENERATION if generation > group.generation else (group, sender, witness)
+
+    def _rebalance(
+        self, group: Group, context: ApplyContext, lost: AbstractSet[int], others: AbstractSet[int] = NOBODY_GOES
+    ) -> None:
+        """`lost`: slots that were removed or replaced; `others`: those that left at a checkpoint, and NOBODY.
+
+        What was released NOBODY owns.
+        """
+        gone = lost | others
+        checkpoints = group.checkpoints
+        if checkpoints is not None and checkpoints.hold and lost:
+            owners = barriers.owners_of(group) if NOBODY in others else checkpoints.owners
+            if not owners.isdisjoint(lost):
+                gone = gone | group.members.keys()
+        self._weight -= group.weight
+        group.rebalance(context.offset, gone)
+        barriers.note_owners(group)
+        self._weight += group.weight
+
+    def _lives(self, group: Group, sender: Member | None, witness: Witness, context: ApplyContext) -> None:
+        """A record that moves no pieces itself is accepted: the overdue go, with a rebalance, its sender beats (G9)."""
+        others = settle(group, witness, context)
+        if sender is not None:
+            group.beat(sender, context.log_time)
+        if witness.gone or others:
+            self._rebalance(group, context, witness.gone, others)
+
+
+def slots_of(sender: Member | None) -> frozenset[int]:
+    """The sender's slot, if there is a sender."""
+    return NOBODY_GOES if sender is None else frozenset([sender.slot])
+
+
+def settle(group: Group, witness: Witness, context: ApplyContext) -> frozenset[int]:
+    """A record is accepted: a barrier is closed, the overdue go. Whose pieces go at once besides theirs."""
+    if witness is NOTHING:
+        return NOBODY_GOES
+    others = NOBODY_GOES if witness.closing is None else close(group, witness.closing, context)
+    bury(group, witness.gone, witness.silent, context)
+    return others
+
+
+def close(group: Group, closing: barriers.Closing, context: ApplyContext) -> frozenset[int]:
+    """The barrier is closed: the slots that leave with it, and NOBODY, if something was released."""
+    handed = barriers.close(group, closing, context.log_time)
+    group.remove(closing.left)
+    return closing.left | _OWNERLESS if handed else closing.left
+
+
+def of_entries(answers: tuple[str, ...]) -> Verdict:
+    """What a record of entries with these codes is answered, once it is accepted."""
+    return Verdict(codes.of_entries(answers), True, answers)
 
 
 def member_id_of(group_id: str, cp: int, offset: int) -> str:
@@ -728,3 +592,78 @@ def _replaced(sender: Member | None, instance_id: str, seen: int) -> frozenset[i
     if sender is None or sender.instance_id == instance_id or sender.joined >= seen:
         return NOBODY_GOES
     return frozenset([sender.slot])
+
+
+def _answered(group: Group, sender: Member, number: int, answer: Answer, entries: tuple[Entry, ...]) -> Verdict:
+    """X5, after the checks of G10: it is noted, or nothing changes."""
+    checkpoints = group.checkpoints
+    barrier = None if checkpoints is None else checkpoints.barrier
+    if checkpoints is None or barrier is None or barrier.id != number:
+        return Verdict(codes.NO_SUCH_BARRIER, True)
+    if sender.slot in barrier.answers:
+        return Verdict(codes.ALREADY_ANSWERED, True)
+    cuts = barriers.Cuts(group, sender.slot, answer.generation, barrier)
+    verdict = of_entries(tuple(map(cuts.commit, entries)))
+    if verdict.code == codes.OK:
+        checkpoints.note(sender.slot, answer, cuts.versions)
+    return verdict
+
+
+def _keep_refusal(group: Group, checkpoints: Checkpoints, checkpoint: int, action: int) -> str | None:
+    """X9's checks."""
+    kept = checkpoints.find(checkpoint)
+    if kept is None:
+        return codes.UNKNOWN_CHECKPOINT
+    is_newest = checkpoint == checkpoints.newest
+    if action == RETIRE and is_newest:
+        return codes.NEWEST_CHECKPOINT
+    if action == PIN and kept.kind != PINNED and not checkpoints.can_pin():
+        return codes.TOO_MANY_CHECKPOINTS
+    if action == END:
+        if not is_newest:
+            return codes.UNKNOWN_CHECKPOINT
+        if group.members:
+            return codes.GROUP_ACTIVE
+    return None
+
+
+class _OfMember(Settling):
+    """Entries of a member: its pieces come first."""
+
+    __slots__ = ("_makes", "_old")
+
+    def __init__(
+        self,
+        group: Group,
+        progress: Progress,
+        sender: Member,
+        generation: int,
+        partition: tuple[str, int],
+        offset: int,
+        seen: int,
+    ) -> None:
+        topic, number = partition
+        of_topic = group.pieces.get(topic)
+        mine = [] if of_topic is None else [piece for piece in of_topic[number] if piece.owner == sender.slot]
+        super().__init__(progress, Reach(key_spans(mine), makes=True), offset, seen)
+        self._makes = group.settings.accept_individual_commit
+        self._old = Reach(key_spans([piece for piece in mine if piece.since <= generation]))
+
+    def done(self, first: int, last: int) -> str:
+        """These offsets are done: the code."""
+        return self._refusal(first, last, NO_KEY, False) or super().done(first, last)
+
+    def _make(self, first: int, last: int, key_hash: int, attempts: int, reason: str | None) -> str:
+        return self._refusal(first, last, key_hash, True) or super()._make(first, last, key_hash, attempts, reason)
+
+    def _refusal(self, first: int, last: int, key_hash: int, makes: bool) -> str | None:
+        """Why the sender may not settle these offsets, whatever their holes say."""
+        hashes = [] if key_hash == NO_KEY else [key_hash]
+        if self._progress.holes is not None:
+            parts = self._progress.holes.parts(first, last)
+            hashes += [hole.key_hash for _, _, hole in parts if hole is not None]
+        if not all(map(self._reach.has_key, hashes)):
+            return codes.NOT_ASSIGNED
+        if not all(map(self._old.has_key, hashes)):
+            return codes.ILLEGAL_GENERATION
+        return codes.INDIVIDUAL_COMMIT_NOT_ALLOWED if makes and not self._makes else None

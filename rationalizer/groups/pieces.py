@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from rationalizer.groups.assignors import Before
-from rationalizer.groups.lots import NOBODY
+from rationalizer.groups.assignors import NOBODY, Before
 from rationalizer.limits import MAX_KEY_HASH
 
 #: In place of a generation: none.
@@ -167,6 +166,17 @@ class TopicPieces:
             self.targets[partition],
             self.revoked[partition],
         )
+
+
+def key_spans(pieces: Iterable[Piece]) -> list[tuple[int, int]]:
+    """The key hashes of these pieces, which ascend: spans that never touch."""
+    spans: list[tuple[int, int]] = []
+    for piece in pieces:
+        if spans and spans[-1][1] + 1 == piece.lo:
+            spans[-1] = (spans[-1][0], piece.hi)
+        else:
+            spans.append((piece.lo, piece.hi))
+    return spans
 
 
 def _merged(pieces: Iterable[Piece]) -> list[Piece]:

@@ -125,7 +125,7 @@ def load_progress(
 ) -> Progress:
     """The progress of a snapshot, made through its own mutators: what comes out in another form is invalid."""
     want(_are_triples(pieces), f"done_through of {named} is no list of pieces")
-    want(_are_pairs(ranges), f"the ranges of {named} are invalid")
+    want(ok.are_ranges_or_none(ranges, len(ranges)), f"the ranges of {named} are invalid")
     progress = Progress()
     if not ranges and len(pieces) == 1 and pieces[0][:2] == (0, MAX_KEY_HASH):
         # Nearly all are that simple, and in their one form. Without this, restoring takes a third longer.
@@ -163,15 +163,4 @@ def _are_triples(value: tuple[Any, ...]) -> bool:
         and ok.is_offset(piece[1])
         and ok.is_position(piece[2])
         for piece in value
-    )
-
-
-def _are_pairs(value: tuple[Any, ...]) -> bool:
-    return all(
-        type(pair) is tuple
-        and len(pair) == 2
-        and ok.is_offset(pair[0])
-        and ok.is_offset(pair[1])
-        and pair[0] <= pair[1]
-        for pair in value
     )

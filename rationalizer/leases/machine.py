@@ -14,7 +14,7 @@ The life of a lease, as the log moves it:
 a lease that no other client took (C6). Every record that carries an epoch is judged against the holder first
 (`Lease.is_held_by`), then against the shares (`share_of`), and a rejected record changes nothing.
 
-`BeatsFastPath` is the short cut through most of a log: heartbeats, single or in batches, that move nothing but numbers.
+`fast_path` is the short cut through most of a log: heartbeats, single or in batches, that move nothing but numbers.
 It leaves out what the lease they meet has proved already. Where a lease is found by the three names, they are well
 formed and routed here; where its holder is the sender, the sender's ids are well formed; and fields that are all of
 known types hold nothing that E2 forbids. The first three bytes say: an array of nine (six), version 1, type 1 (6).
@@ -41,7 +41,6 @@ from rationalizer.plane import (
     Bounds,
     Entries,
     Entry,
-    FastPath,
     Heard,
     Log,
     Pause,
@@ -206,7 +205,7 @@ class SharingRecords:
             answers = Settling(progress, _OPERATOR, context.offset, seen).settle(done, opened, parked)
             if codes.ACCEPTED.isdisjoint(answers):
                 return Verdict(codes.FENCED, False, answers)
-            return Verdict(_code_of(answers), True, answers)
+            return Verdict(codes.of_entries(answers), True, answers)
         share = share_of(lease, instance_id, client_id, epoch)
         if lease is None or (share is None and not lease.is_held_by(instance_id, client_id, epoch)):
             return Verdict(refusal(lease), False)
@@ -219,7 +218,7 @@ class SharingRecords:
                 beat_share(lease, share, None, context.log_time)
         reach = _HOLDER if share is None else _reach_of(share)
         answers = Settling(lease.progress, reach, context.offset, seen).settle(done, opened, parked)
-        code = _code_of(answers)
+        code = codes.of_entries(answers)
         taken = None
         if taking is not None:
             assert share is not None
@@ -248,9 +247,18 @@ def _reach_of(share: Share) -> Reach:
     return Reach(((share.lo, share.hi),), makes=True)
 
 
-def _code_of(answers: tuple[str, ...]) -> str:
-    return codes.OK if codes.ACCEPTED.issuperset(answers) else codes.PARTIAL
+#: How a Heartbeat, and a HeartbeatBatch, of version 1 begin in the shortest form.
+_HEARTBEAT: Final = b"\x99\x01\x01"
+_BATCH: Final = b"\x96\x01\x06"
 
+#: No well-formed Heartbeat in the shortest form is longer; what is longer could make unpacking expensive.
+_MAX_HEARTBEAT_BYTES: Final = 3 + 3 * (2 + MAX_ID_BYTES) + (2 + MAX_TOPIC_BYTES) + 5 + 9 + 9
+
+#: The same for batches: what they hold at most, within these bytes, takes 3 MB while it is unpacked.
+_MAX_BATCH_BYTES: Final = 4_096
+_MAX_BATCH_ENTRIES: Final = 256
+
+_NOT_SIMPLE = (ValueError, KeyError, TypeError, UnpackException)  # TypeError: a list is no key
 
 #: Of a batch of more entries, the leases are not looked up before they are hashed: above this that only costs.
 FEW_ENTRIES: Final = 256
@@ -259,12 +267,11 @@ FEW_ENTRIES: Final = 256
 class LeasePlane(SharingRecords):
     """The leases of one CP. `leases` is keyed by (group_id, topic, partition)."""
 
-    __slots__ = ("_partition", "_partitions", "fast_path", "part")
+    __slots__ = ("_partition", "_partitions", "part")
 
     def __init__(self, partition: int, partitions: int) -> None:
         super().__init__()
         self.part = LEASES
-        self.fast_path: FastPath = BeatsFastPath(self.leases).run
         self._partition = partition
         self._partitions = partitions
 
@@ -290,13 +297,6 @@ class LeasePlane(SharingRecords):
             return None
         lease = self.leases.get((message[4], message[HEAD_FIELDS], message[HEAD_FIELDS + 1]))
         return None if lease is None or not lease.heartbeat_interval_ms else lease.epoch
-
-    def generation(self, group_id: str) -> None:
-        """A claimed group has none."""
-
-    def checkpoint(self, group_id: str) -> tuple[None, None]:
-        """A claimed group takes none."""
-        return None, None
 
     def knows(self, group_id: str) -> bool:
         """Whether there is a lease of the group (G1)."""
@@ -437,59 +437,16 @@ class LeasePlane(SharingRecords):
         lease.last_beat = context.log_time
         return _record_offset(lease, last_offset, context)
 
+    # -- the short cut ---------------------------------------------------------------------------------
 
-def _beat(
-    lease: Lease | None, instance_id: str, client_id: str, epoch: int, last_offset: int | None, context: ApplyContext
-) -> str:
-    """One heartbeat, by itself or in a batch (C5)."""
-    if lease is None or not lease.is_held_by(instance_id, client_id, epoch):
-        share = share_of(lease, instance_id, client_id, epoch)
-        if lease is None or share is None:
-            return refusal(lease)
-        return beat_share(lease, share, last_offset, context.log_time)
-    lease.last_beat = context.log_time
-    return _record_offset(lease, last_offset, context)
-
-
-def _record_offset(lease: Lease, last_offset: int | None, context: ApplyContext) -> str:
-    """What an accepted beat's or release's last_offset does to the progress (E5, C5, C11)."""
-    if last_offset is None:
-        return codes.OK
-    if context.pausing:
-        return lease.progress.reposition(last_offset)
-    return lease.progress.through(last_offset)
-
-
-#: How a Heartbeat, and a HeartbeatBatch, of version 1 begin in the shortest form.
-_HEARTBEAT: Final = b"\x99\x01\x01"
-_BATCH: Final = b"\x96\x01\x06"
-
-#: No well-formed Heartbeat in the shortest form is longer; what is longer could make unpacking expensive.
-_MAX_HEARTBEAT_BYTES: Final = 3 + 3 * (2 + MAX_ID_BYTES) + (2 + MAX_TOPIC_BYTES) + 5 + 9 + 9
-
-#: The same for batches: what they hold at most, within these bytes, takes 3 MB while it is unpacked.
-_MAX_BATCH_BYTES: Final = 4_096
-_MAX_BATCH_ENTRIES: Final = 256
-
-_NOT_SIMPLE = (ValueError, KeyError, TypeError, UnpackException)  # TypeError: a list is no key
-
-
-class BeatsFastPath:
-    """The short cut of one CP, over its leases by (group_id, topic, partition)."""
-
-    __slots__ = ("_leases",)
-
-    def __init__(self, leases: dict[tuple[str, str, int], Lease]) -> None:
-        self._leases = leases
-
-    def run(
+    def fast_path(
         self, records: Entries, log: Log, pauses: Pauses, heard: Heard | None = None, see: SeeBeats | None = None
     ) -> Entry | None:
         """Apply records for as long as they are simple; the first that is not, None: there is none left.
 
         heard: gets the last record of each sender. see: is called after each record.
         """
-        leases, unpack, heartbeat, max_offset, max_time = self._leases, unpackb, _HEARTBEAT, MAX_OFFSET, MAX_TIME_MS
+        leases, unpack, heartbeat, max_offset, max_time = self.leases, unpackb, _HEARTBEAT, MAX_OFFSET, MAX_TIME_MS
         next_offset, log_time = log.next_offset, log.log_time
         beats = 0
         watched = heard is not None or see is not None
@@ -557,7 +514,7 @@ class BeatsFastPath:
 
     def _simple_batch(self, value: bytes, pauses: Mapping[str, Pause]) -> Beaten:
         """Each entry's lease and its last_offset, if all entries are simple; nothing is changed."""
-        leases, max_offset = self._leases, MAX_OFFSET
+        leases, max_offset = self.leases, MAX_OFFSET
         found: Beaten = []
         try:
             _, _, instance_id, client_id, group_id, entries = unpackb(value, max_array_len=_MAX_BATCH_ENTRIES)
@@ -581,3 +538,25 @@ class BeatsFastPath:
         except _NOT_SIMPLE:
             return []
         return found
+
+
+def _beat(
+    lease: Lease | None, instance_id: str, client_id: str, epoch: int, last_offset: int | None, context: ApplyContext
+) -> str:
+    """One heartbeat, by itself or in a batch (C5)."""
+    if lease is None or not lease.is_held_by(instance_id, client_id, epoch):
+        share = share_of(lease, instance_id, client_id, epoch)
+        if lease is None or share is None:
+            return refusal(lease)
+        return beat_share(lease, share, last_offset, context.log_time)
+    lease.last_beat = context.log_time
+    return _record_offset(lease, last_offset, context)
+
+
+def _record_offset(lease: Lease, last_offset: int | None, context: ApplyContext) -> str:
+    """What an accepted beat's or release's last_offset does to the progress (E5, C5, C11)."""
+    if last_offset is None:
+        return codes.OK
+    if context.pausing:
+        return lease.progress.reposition(last_offset)
+    return lease.progress.through(last_offset)

@@ -123,10 +123,10 @@ def _are_ranges(value: object) -> bool:
     return value != () and are_ranges_or_none(value)
 
 
-def are_ranges_or_none(value: Any) -> bool:
-    """0 … 10,000 [first, last]."""
+def are_ranges_or_none(value: Any, most: int = MAX_COMMIT_RANGES) -> bool:
+    """0 … `most` [first, last]."""
     # As _are_arrays: a call less for each entry of a commit.
-    if type(value) is not tuple or len(value) > MAX_COMMIT_RANGES or not set(map(type, value)) <= {tuple}:
+    if type(value) is not tuple or len(value) > most or not set(map(type, value)) <= {tuple}:
         return False
     try:
         for first, last in value:

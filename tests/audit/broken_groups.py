@@ -173,6 +173,6 @@ class Amphibious(Meddler):
             lease = Lease(group_id, topic, partition)
             lease.client_id, lease.instance_id, lease.epoch = client, instance, offset
             lease.heartbeat_interval_ms, lease.last_beat = interval, self.log_time
-            self._planes.leases.leases[group_id, topic, partition] = lease
+            self._leases.leases[group_id, topic, partition] = lease
             return replace(outcome, accepted=True, code=codes.OK, epoch=offset)
         return outcome

@@ -135,6 +135,6 @@ class Oblivious(World):
     def apply(self, offset: int, timestamp_ms: int, value: bytes | None) -> Outcome:
         outcome = super().apply(offset, timestamp_ms, value)
         if outcome.code == codes.GROUP_ACTIVE and outcome.is_a(ForgetGroup):
-            self._planes.leases.forget("g")
+            self._leases.forget("g")
             return granted(outcome)
         return outcome

@@ -18,7 +18,7 @@ _BEAT = "return Verdict(codes.OK if generation == group.generation else codes.IL
 _REVOKED = (
     'want(ok.is_offset(revoked) and since < revoked <= group.generation, f"{named} was revoked when it could not be")'
 )
-_KIND = "if plane is not None and any(other.knows(group_id) for other in self._planes.all if other is not plane):"
+_KIND = "if plane is not None and any(other.knows(group_id) for other in self._planes if other is not plane):"
 _ALIKE = "alike.setdefault(seen[member.pattern] if member.pattern else member.topics, []).append(slot)"
 
 GROUPS: tuple[Mutation, ...] = (
@@ -26,7 +26,7 @@ GROUPS: tuple[Mutation, ...] = (
     Mutation("a group may be of both kinds", "_replay", _KIND, "if False:", "G1"),
     Mutation(
         "members belong to every CP",
-        "GroupPlane.belongs",
+        "KnownGroups.belongs",
         "return kind.belongs is Belongs.EVERYWHERE or self._is_home(message[4])",
         "return True",
         "L3",
@@ -187,7 +187,7 @@ GROUPS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a group is forgotten without a pause",
-        "GroupPlane.is_active",
+        "KnownGroups.is_active",
         "return not context.pausing or len(group.overdue(context.log_time)) < len(group.members)",
         "return len(group.overdue(context.log_time)) < len(group.members)",
         "C16",

@@ -185,7 +185,7 @@ def test_a_batch_that_names_few_leases_looks_each_up_once() -> None:
     value = MANY["batch entries"]
     kind, message = read(value, 1)
     world = World(0, 1)
-    plane = world._planes.leases
+    plane = world._leases
     assert plane.belongs(kind, message)
     reading = best(lambda: unpackb(value, use_list=False))
     assert best(lambda: plane.belongs(kind, message)) < 2 * reading

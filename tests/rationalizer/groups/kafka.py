@@ -13,7 +13,7 @@ from typing import IO, Self
 
 from kafka_marshal.testing.jars import broker_jars, find_java
 from kafka_marshal.testing.layout import JVM_OPTIONS
-from rationalizer.groups.lots import NOBODY
+from rationalizer.groups.assignors import NOBODY
 
 PROGRAM = Path(__file__).with_name("KafkaAssignors.java")
 

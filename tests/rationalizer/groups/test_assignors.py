@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from rationalizer.groups.assignors import STRATEGIES, Before, Target, compute_targets
-from rationalizer.groups.lots import NOBODY
+from rationalizer.groups.assignors import NOBODY, STRATEGIES, Before, Target, compute_targets
 from tests.rationalizer.groups import naive
 
 LAST = 2**63 - 1

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 import pytest
 
 from benchmarks.groups import Fleet, join
-from rationalizer.groups import sticky
-from rationalizer.groups.lots import NOBODY, Lot
-from rationalizer.groups.sticky import deal_to_newcomer
+from rationalizer.groups import assignors
+from rationalizer.groups.assignors import NOBODY, Lot, deal_to_newcomer
 
 ROUNDS = 3_000
 
@@ -45,7 +44,7 @@ def test_the_short_way_gives_what_the_long_way_gives() -> None:
         found = deal_to_newcomer(lots)
         if found is None:
             continue
-        assert found == sticky._deal_anything(lots)
+        assert found == assignors._deal_anything(lots)
         are_moved = found != [list(lot.had[: lot.size]) for lot in lots]
         moved, stayed = moved + are_moved, stayed + (not are_moved)
     assert moved > ROUNDS / 10
@@ -57,13 +56,13 @@ def test_a_fleet_that_starts_takes_the_short_way(
     topics: tuple[tuple[str, int], ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long_way: list[int] = []
-    deal = sticky._deal_anything
+    deal = assignors._deal_anything
 
     def counted(lots: Iterable[Lot]) -> list[list[int]]:
         long_way.append(1)
         return deal([*lots])
 
-    monkeypatch.setattr(sticky, "_deal_anything", counted)
+    monkeypatch.setattr(assignors, "_deal_anything", counted)
     fleet = Fleet()
     for number in range(100):
         fleet.append(join(number, topics))

@@ -24,8 +24,8 @@ from kafka_marshal.pipeline.audit.files import Row
 from kafka_marshal.pipeline.audit.invariants import Watched
 from rationalizer import Group, Piece, codes
 from rationalizer.done_through import KeyPiece
+from rationalizer.groups.assignors import NOBODY
 from rationalizer.groups.history import pieces_of
-from rationalizer.groups.lots import NOBODY
 from rationalizer.groups.pieces import NEVER
 from rationalizer.history import BEFORE
 from rationalizer.limits import MAX_KEY_HASH
