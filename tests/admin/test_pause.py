@@ -13,11 +13,14 @@ from kafka_marshal import Admin, AdminError, ConfigurationError, GroupPausedErro
 from kafka_marshal.admin.repositioning import _Mover
 from tests.admin.conftest import HI, Group, wait_until
 
+#: An interval beside which what a busy machine adds is nothing: what is released at once is not called slow.
+CALM = 3_000
+
 
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
 def test_positions_move_while_members_run_without_a_restart(group: Group, delivery: str) -> None:
     topic = group.fill(partitions=4, messages=60)
-    members = [group.start(name, delivery=delivery, batch_size=20) for name in ("a", "b", "c")]
+    members = [group.start(name, delivery=delivery, batch_size=20, hi=CALM) for name in ("a", "b", "c")]
     group.at_rest(group.everything())
     before = {lease.partition: lease.epoch for lease in group.admin().progress(group.group)}
     with group.admin().pause(group.group) as pause:
@@ -34,7 +37,7 @@ def test_positions_move_while_members_run_without_a_restart(group: Group, delive
 
 def test_positions_move_forward_in_the_middle_of_work(group: Group) -> None:
     topic = group.fill(partitions=2, messages=40)
-    member = group.start("a", hold={(0, 5), (1, 5)}, auto_done=True)
+    member = group.start("a", hold={(0, 5), (1, 5)}, auto_done=True, hi=CALM)
     assert member.holding.wait(10)
     held = member.seen[-1]
     with group.admin().pause(group.group) as pause:
@@ -91,7 +94,7 @@ def test_work_in_flight_for_longer_than_two_intervals_is_named_and_repeated(grou
     with group.admin().pause(group.group) as pause:
         left = pause.wait_released(10)
         assert [(x.topic, x.partition, x.client_id) for x in left] == [(group.data, held[0], "a")]
-        assert left[0].state in ("late", "stale")
+        assert left[0].state in ("slow", "late", "stale")  # by how long its last heartbeat was on its way
         # Earlier work was reported although a message is still in flight.
         assert left[0].stable == 6
         member.let_go.set()
@@ -141,7 +144,8 @@ def test_a_worker_killed_during_the_pause_is_not_waited_for_longer_than_its_leas
         worker.kill()
         left = pause.wait_released(10)
         if left:  # else it was released before the kill
-            assert [(x.client_id, x.state) for x in left] == [("dead", "stale")]
+            assert [x.client_id for x in left] == ["dead"]
+            assert left[0].state in ("stale", "slow")  # or it was released right before
         assert pause.reposition({(topic, 0): 150})[0].after == 150
     heir = group.start("heir")
     wait_until(lambda: len(heir.seen) == 50)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import Producer
 
-from kafka_marshal import Marshal
+from kafka_marshal import InHand, Marshal, Pause
 from kafka_marshal.adapters.kafka import KafkaCluster
-from rationalizer import ClaimingPartition, Heartbeat, Record, ReleaseGroup, encode, route_lease
+from rationalizer import ClaimingPartition, Heartbeat, Record, ReleaseGroup, ReleasingPartition, encode, route_lease
 from tests.cli.harness import Command, Terminal, start
 
 A = ("a1", "a", "g")
@@ -323,6 +323,19 @@ def test_work_in_flight_for_too_long_is_named_and_nothing_is_moved_without_wait(
     assert [each["client"] for each in waited.json["in_hand"]] == ["dead"]
     assert waited.json["moved"] is True
     assert kafka("lag").rows[0]["next"] == "10"
+
+
+def test_what_may_be_repeated_is_named_and_the_positions_are_moved(
+    kafka: Command, append: Callable[..., None], data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(ClaimingPartition("s1", "slow", "g", data, 0, 300))
+    append(ReleasingPartition("s1", "slow", "g", data, 0, 2, 41))
+    slow = InHand(data, 0, "slow", 2, "slow", 41)
+    monkeypatch.setattr(Pause, "wait_released", lambda *_, **__: [slow])
+    ran = kafka("release-group", "g", "--partition", f"{data}:0=10", "--yes", "--json")
+    assert ran.status == 0, ran.err
+    assert "slow handed in what lies below offset 42, late: if more was in flight, that is repeated" in ran.err
+    assert (ran.json["moved"], [each["state"] for each in ran.json["in_hand"]]) == (True, ["slow"])
 
 
 def test_ctrl_c_while_it_waits_moves_nothing_and_lets_the_group_continue(

@@ -11,7 +11,7 @@ from typing import NamedTuple, overload
 from kafka_marshal import arguments
 from kafka_marshal.admin.base import AdminBase
 from kafka_marshal.admin.positions import check_name
-from kafka_marshal.admin.session import Asked, Session, bare_release, in_own_name, key_of, wrong_kind
+from kafka_marshal.admin.session import Asked, Session, bare_release, by_sharer, in_own_name, key_of, wrong_kind
 from kafka_marshal.client.view import holdings, lease_info
 from kafka_marshal.errors import AdminError, ConfigurationError, GroupPausedError
 from kafka_marshal.node.replica import Replica
@@ -165,11 +165,7 @@ class _Part(NamedTuple):
 
 def _as_sharer(info: LeaseInfo, client_id: str) -> LeaseInfo:
     """The lease as a sharer has it."""
-    found = next((each for each in info.sharers if each.client_id == client_id), None)
-    if found is None:
-        return info
-    names = {name: getattr(found, name) for name in ("client_id", "instance_id", "epoch", "freshness", "last_beat")}
-    return replace(info, **names, heartbeat_interval_ms=found.heartbeat_interval_ms)
+    return next((each for each in by_sharer(info) if each.client_id == client_id), info)
 
 
 def _pauses(replica: Replica, group_id: str) -> list[PausedPartition]:

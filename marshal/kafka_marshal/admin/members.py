@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from shlex import quote
+from typing import NamedTuple
 
-from kafka_marshal.admin.session import Asked, Session
+from kafka_marshal.admin.session import Asked, Session, by_sharer, key_of
 from kafka_marshal.engine.settings import proof_margin_ms
 from kafka_marshal.errors import AdminError, GroupPausedError, MarshalError
 from kafka_marshal.node.replica import Replica
@@ -15,8 +16,22 @@ from kafka_marshal.observe.fold import is_of_worker, shows_life
 from kafka_marshal.observe.words import what
 from kafka_marshal.ports import Cluster, TopicPartition
 from kafka_marshal.types import LeaseInfo
-from rationalizer import ForgetGroup, Group, Lease, Outcome, Record, ReleaseGroup, ReleasingPartition, Tick
+from rationalizer import (
+    ForgetGroup,
+    Group,
+    Lease,
+    LeaveGroup,
+    Member,
+    Outcome,
+    Piece,
+    Record,
+    ReleaseGroup,
+    ReleasingPartition,
+    Tick,
+)
 from rationalizer import Pause as PauseInForce
+from rationalizer.groups.history import done_in
+from rationalizer.leases.shares import Share
 from rationalizer.limits import MAX_TIME_MS, STALE_AFTER_INTERVALS
 
 
@@ -33,7 +48,9 @@ class InHand:
     client_id: str
     epoch: int
     #: "fresh" or "unknown": still at work. "stale": silent for longer than two heartbeat intervals. "late": released
-    #: near the end of these, when a member gives up its messages in flight. For "stale" and "late" these are repeated.
+    #: near the end of these, when a member gives up its messages in flight, or by an operator (evict). For "stale" and
+    #: "late" these are repeated. "slow": released when silent for about one interval. It finished, or gave up since
+    #: its last heartbeat was long on its way: the log does not show which, so its messages in flight may be repeated.
     state: str
     #: Everything up to this offset is done; None: nothing.
     stable: int | None
@@ -50,6 +67,27 @@ class InHand:
         return f"{self.topic} [{self.partition}] by {self.client_id!r} ({self.state}; handed in: {done})"
 
 
+#: (topic, partition, epoch)
+_Epoch = tuple[str, int, int]
+
+
+class _Place(NamedTuple):
+    """Where something is in hand; in a coordinated group `lo` tells pieces of one partition apart."""
+
+    topic: str
+    partition: int
+    lo: int
+    epoch: int
+
+    @classmethod
+    def of(cls, info: LeaseInfo) -> _Place:
+        return cls(info.topic, info.partition, info.lo, info.epoch)
+
+
+def _in_hand(info: LeaseInfo, state: str) -> InHand:
+    return InHand(info.topic, info.partition, info.client_id or "", info.epoch, state, info.stable)
+
+
 class Members:
     """Follows the members through the log. All methods are called under the session's lock."""
 
@@ -57,7 +95,14 @@ class Members:
         """is_ours: whether our pause is in force in a coordination partition; their records there are followed."""
         self._session = session
         self._is_ours = is_ours
-        self._late: dict[TopicPartition, InHand] = {}
+        #: What was not handed in in time, and is not held any more.
+        self._late: dict[_Place, InHand] = {}
+        #: Epoch → the share: when it is released, its lease has it no longer.
+        self._shares: dict[_Epoch, Share] = {}
+        #: member_id → a member of a coordinated group, and what it owned before the present record.
+        self._were: dict[str, tuple[Member, list[tuple[str, int, Piece]]]] = {}
+        #: Epochs, and member_ids, that an operator has said to evict (C20).
+        self._evicted: set[_Epoch | str] = set()
         #: instance_id of another process with our client_id; "": there is none.
         self.twin: str = ""
         #: client_id → its first record during the pause: it is alive.
@@ -67,7 +112,11 @@ class Members:
         """Our replica applied a record."""
         session = self._session
         record = outcome.record
-        if record is None or record.group_id != session.group_id or record.instance_id == session.instance_id:
+        if record is None or record.group_id != session.group_id:
+            return
+        if record.instance_id == session.instance_id:
+            if isinstance(record, ReleaseGroup) and outcome.accepted:
+                self._begun(cp)
             return
         if isinstance(record, Tick) or not self._is_ours(cp):
             return
@@ -75,19 +124,85 @@ class Members:
             if shows_life(outcome):
                 self.twin = record.instance_id
             return
-        self.signs_of_life.setdefault(record.client_id, outcome.type or "")
+        is_eviction = self._is_eviction(record, outcome)
+        if not is_eviction:
+            self.signs_of_life.setdefault(record.client_id, outcome.type or "")
         if isinstance(record, ReleasingPartition) and outcome.accepted:
-            self._handed_in(record, outcome)
+            self._released(record, outcome, is_eviction)
+        elif cp == session.home and outcome.accepted:
+            leaver = record.member_id if isinstance(record, LeaveGroup) and not is_eviction else None
+            self._left(leaver, outcome.log_time)
 
-    def _handed_in(self, record: ReleasingPartition, outcome: Outcome) -> None:
-        key = (record.topic, record.partition)
-        lease = self._session.lease(key)
-        if lease is None:
+    def _begun(self, cp: int) -> None:
+        """The CP is paused: from now on no beat is accepted there, and nothing is claimed."""
+        for lease in self._session.worlds[cp].leases():
+            if lease.group_id == self._session.group_id:
+                self._shares.update(((*key_of(lease), share.epoch), share) for share in lease.shares or ())
+        if cp == self._session.home:
+            self._look()
+
+    def _is_eviction(self, record: Record, outcome: Outcome) -> bool:
+        """Whether an operator wrote it: the record that names it, or the one in the member's name (C20)."""
+        what: _Epoch | str
+        owner: Lease | Share | Member | None
+        if isinstance(record, ReleasingPartition):
+            what = record.topic, record.partition, record.epoch
+            owner = self._holder(record)
+        elif isinstance(record, LeaveGroup) and record.member_id in self._were:
+            what, owner = record.member_id, self._were[record.member_id][0]
+        else:
+            return False
+        if not outcome.accepted and owner is not None and owner.client_id not in (None, record.client_id):
+            self._evicted.add(what)
+            return True
+        is_bare = not isinstance(record, ReleasingPartition) or record.last_offset is None
+        return outcome.accepted and is_bare and what in self._evicted
+
+    def _holder(self, record: ReleasingPartition) -> Lease | Share | None:
+        """What a release is about."""
+        lease = self._session.lease((record.topic, record.partition))
+        share = self._shares.get((record.topic, record.partition, record.epoch))
+        return share or (lease if lease is not None and lease.epoch == record.epoch else None)
+
+    def _released(self, record: ReleasingPartition, outcome: Outcome, is_eviction: bool) -> None:
+        key = record.topic, record.partition
+        lease, held = self._session.lease(key), self._holder(record)
+        if lease is None or held is None:
             return
-        hi = lease.heartbeat_interval_ms
-        # A member gives up its messages one margin before 2·HI (T4); its beat's way here takes another.
-        if lease.age(outcome.log_time) >= 2 * hi - 2 * proof_margin_ms(hi):
-            self._late[key] = _describe(lease, record.client_id, "late")
+        state = "late" if is_eviction else _lateness(outcome.log_time - held.last_beat, held.heartbeat_interval_ms)
+        if state:
+            done = lease.progress.stable
+            found = InHand(*key, record.client_id, record.epoch, state, done if done >= 0 else None)
+            self._late[_Place(*key, 0, record.epoch)] = found
+
+    def _left(self, leaver: str | None, log_time: int) -> None:
+        """Members of a coordinated group may be gone. Another's record removes those that are overdue (G8).
+
+        leaver: one that has left by itself, after what it had in flight.
+        """
+        before, group = self._were, self._session.group()
+        self._look()
+        if group is None:
+            return
+        for member_id, (member, owned) in before.items():
+            is_gone = member_id not in self._were and member_id != leaver
+            if is_gone and (member_id in self._evicted or member.is_overdue(log_time)):
+                state = "late" if member_id in self._evicted else "stale"
+                for topic, partition, piece in owned:
+                    done = done_in(group, topic, partition, piece.lo, piece.hi)
+                    found = InHand(topic, partition, member.client_id, piece.since, state, done if done >= 0 else None)
+                    self._late[_Place(topic, partition, piece.lo, piece.since)] = found
+
+    def _look(self) -> None:
+        """Note what the members of a coordinated group own."""
+        self._were = {}
+        if (group := self._session.group()) is None or not group.members:
+            return
+        by_slot = {slot: self._were.setdefault(x.member_id, (x, []))[1] for slot, x in group.members.items()}
+        for topic, partition, pieces, *_ in group.assigned():
+            for piece in pieces:
+                if piece.owner in by_slot:
+                    by_slot[piece.owner].append((topic, partition, piece))
 
     def held(self, chosen: frozenset[TopicPartition] | None) -> list[LeaseInfo]:
         """What other clients hold, stale or not; of the chosen partitions (None: of all).
@@ -95,10 +210,10 @@ class Members:
         All of a coordinated group: it may have no member while positions are set, not even idle ones.
         """
         group = self._session.group()
-        infos = [*self._session.infos(), *([] if group is None else self._idle(group))]
+        infos = [part for info in self._session.infos() for part in by_sharer(info)]
         return [
             info
-            for info in infos
+            for info in [*infos, *([] if group is None else self._idle(group))]
             if info.client_id not in (None, self._session.client_id)
             and (chosen is None or group is not None or (info.topic, info.partition) in chosen)
         ]
@@ -133,13 +248,11 @@ class Members:
         return [info for info in self.held(chosen) if info.freshness != "stale"]
 
     def in_hand(self, chosen: frozenset[TopicPartition] | None) -> list[InHand]:
-        """What is still held, or was released too late, sorted; the lowest part of a shared partition."""
-        found = {(*key, 0): late for key, late in self._late.items() if chosen is None or key in chosen}
+        """What is still held, or was released too late, sorted."""
+        found = {place: late for place, late in self._late.items() if chosen is None or late.key in chosen}
         for info in self.held(chosen):
             if info.topic or info.freshness != "stale":
-                client = info.client_id or ""
-                place = (info.topic, info.partition, info.lo)
-                found[place] = InHand(info.topic, info.partition, client, info.epoch, info.freshness, info.stable)
+                found[_Place.of(info)] = _in_hand(info, info.freshness)
         return [found[place] for place in sorted(found)]
 
     def tick_times(self, infos: Iterable[LeaseInfo]) -> dict[int, float]:
@@ -168,9 +281,15 @@ class Members:
             )
 
 
-def _describe(lease: Lease, client_id: str, state: str) -> InHand:
-    stable = lease.progress.stable
-    return InHand(lease.topic, lease.partition, client_id, lease.epoch, state, stable if stable >= 0 else None)
+def _lateness(silence_ms: int, heartbeat_interval_ms: int) -> str:
+    """The state of what was released after this silence; "": its holder certainly had not given up by its own clock.
+
+    It gives up one margin before 2·HI after the sending of its last beat (T4). That took up to HI to the log (L1).
+    """
+    margin = proof_margin_ms(heartbeat_interval_ms)
+    if silence_ms >= 2 * heartbeat_interval_ms - 2 * margin:
+        return "late"
+    return "slow" if silence_ms >= heartbeat_interval_ms - margin else ""
 
 
 # -- the pause -------------------------------------------------------------------------------------------------------

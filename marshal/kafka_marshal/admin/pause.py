@@ -148,7 +148,7 @@ class Pause(OneProcess):
         return 0.0 if self._work is None or self._work.is_over else self._work.hold.seconds_left
 
     def in_hand(self, partitions: Iterable[TopicPartition] | None = None) -> list[InHand]:
-        """What members still hold, or released too late, of these partitions (None: of all), sorted."""
+        """What members still hold, or did not hand in in time, of these partitions (None: of all), sorted."""
         return self._have("in_hand", self._live().in_hand, _checked(partitions))
 
     @property
@@ -166,10 +166,13 @@ class Pause(OneProcess):
         """Wait until no other client holds a lease of the group, or only stale ones (*blocking*).
 
         Members finish their messages in flight, and release with their offsets. Returns the partitions whose holder did
-        not within two heartbeat intervals: its messages in flight are repeated by the next holder, committed ones are
-        not. ``handed_in``: wait for those, too (a dead holder never does). ``partitions``: only these.
-        Raises AdminError, with ``in_hand``, if a member is still at work after timeout seconds, and if the pause had
-        expired before. Nothing is changed.
+        not within two heartbeat intervals, or was evicted: its messages in flight are repeated by the next holder,
+        committed ones are not. Those that were released after about one interval are returned, too, as ``"slow"``:
+        their messages in flight may be repeated. (The log does not show what a member leaves behind earlier: at its
+        ``revoke_timeout`` or ``handler_timeout``, at its end, or killed with a watchdog.)
+        ``handed_in``: wait for those, too (a dead holder never does). ``partitions``: only these.
+        Raises AdminError, with ``in_hand``, if a member is still at work after timeout seconds, and if the pause is not
+        in force all the time. Nothing is changed.
         """
         timeout = arguments.seconds("timeout", timeout)
         return self._have("wait_released", self._live().wait_released, timeout, _checked(partitions), handed_in)
@@ -396,7 +399,7 @@ class PauseWork:
     # What an operator does during it.
 
     def in_hand(self, partitions: Iterable[TopicPartition] | None) -> list[InHand]:
-        """What members still hold, or released too late."""
+        """What members still hold, or did not hand in in time."""
         with self.session.locked():
             return self._members.in_hand(_chosen(partitions))
 
@@ -425,6 +428,7 @@ class PauseWork:
                 "for longer, see that they finish, or end a dead one's lease with kafka-marshal evict",
                 in_hand=sorted(key for key in keys if key[0]),
             )
+        self.hold.check()
         return left
 
     def reposition(

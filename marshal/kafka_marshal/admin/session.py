@@ -55,6 +55,22 @@ def bare_release(lease: Lease) -> ReleasingPartition:
     return ReleasingPartition(*holder, lease.group_id, lease.topic, lease.partition, lease.epoch, None)
 
 
+def by_sharer(info: LeaseInfo) -> list[LeaseInfo]:
+    """The lease as each of its sharers has it; itself if it is not shared."""
+    return [
+        replace(
+            info,
+            client_id=each.client_id,
+            instance_id=each.instance_id,
+            epoch=each.epoch,
+            freshness=each.freshness,
+            last_beat=each.last_beat,
+            heartbeat_interval_ms=each.heartbeat_interval_ms,
+        )
+        for each in info.sharers
+    ] or [info]
+
+
 def in_own_name(session: Session, record: R) -> R:
     """The same record under our ids: it is rejected, and names the client behind the next record."""
     return replace(record, instance_id=session.instance_id, client_id=session.client_id)

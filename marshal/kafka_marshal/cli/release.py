@@ -365,7 +365,7 @@ def _move(
         with paused(admin, group, wanted.expires, options) as pause:
             note(options, f"paused by {pause.client_id}, for {span(wanted.expires)} at most")
             in_hand = _wait_released(options, pause, wanted, list(targets))
-            if in_hand and not wanted.wait:
+            if any(each.state != "slow" for each in in_hand) and not wanted.wait:
                 if options.json:
                     print_json(_moved_json(options, group, Moved(plan, in_hand, pause.client_id)))
                 raise CommandError(
@@ -419,16 +419,16 @@ def _save(options: Options, pause: Pause, wanted: Wanted, targets: dict[tuple[st
 def _wait_released(
     options: Options, pause: Pause, wanted: Wanted, partitions: list[tuple[str, int]] | None
 ) -> list[InHand]:
-    """Wait until members have released; name partitions whose messages in flight will be repeated."""
+    """Wait until members have released; name partitions whose messages in flight are, or may be, repeated."""
     note(options, "waiting for its members to hand in what they have …")
     timeout_s = _LONG_S if wanted.wait else wanted.within / 1000
     in_hand = pause.wait_released(timeout_s, partitions)
     for each in in_hand:
         done = "nothing" if each.stable is None else f"what lies below offset {each.stable + 1}"
-        say_warning(
-            f"{each.topic} partition {each.partition}: {each.client_id} handed in {done}, and not in time what it had "
-            "in hand: that is repeated"
-        )
+        rest = "and not in time what it had in hand: that is repeated"
+        if each.state == "slow":
+            rest = "late: if more was in flight, that is repeated"
+        say_warning(f"{each.topic} partition {each.partition}: {each.client_id} handed in {done}, {rest}")
     return in_hand
 
 
