@@ -42,6 +42,19 @@ class Offsets(NamedTuple):
     last: int
 
 
+class Placed:
+    """What is of one partition of a topic."""
+
+    __slots__ = ()
+    topic: str
+    partition: int
+
+    @property
+    def key(self) -> Key:
+        """(topic, partition)"""
+        return self.topic, self.partition
+
+
 class SharedEpoch(int):
     """The fencing token of some keys of a partition, of a member that shares it by key: valid for lo … hi only.
 

@@ -15,7 +15,7 @@ from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.admin import Move, conversion, open_messages, repositioning
 from kafka_marshal.admin.open_messages import OpenMessage, Settled
 from kafka_marshal.admin.positions import Keep
-from kafka_marshal.admin.session import Session, caught_up
+from kafka_marshal.admin.session import Session, caught_up, never
 from kafka_marshal.admin.transfer import Open, planned_export
 from kafka_marshal.errors import AdminError, ConfigurationError, KafkaUnavailableError
 from kafka_marshal.node.coordination_topic import required_settings
@@ -277,7 +277,7 @@ def test_a_rate_is_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Session.wait_for
 
     def wait_for(self: Any, met: Callable[[], object], until: float) -> bool:
-        if met is not open_messages._never:
+        if met is not never:
             return real(self, met, until)
         waits.append(until)
         return False

@@ -24,6 +24,7 @@ from kafka_marshal.errors import (
     KafkaUnavailableError,
     MarshalError,
 )
+from kafka_marshal.node.replica import Replica
 from kafka_marshal.observe.checkpoint_history import CheckpointHistory, Ended, Taken
 from kafka_marshal.observe.checkpoints import (
     KIND_WORDS,
@@ -38,6 +39,7 @@ from kafka_marshal.observe.checkpoints import (
 )
 from kafka_marshal.observe.text import count, time_text
 from kafka_marshal.ports import Cluster, TopicPartition
+from kafka_marshal.types import Placed
 from rationalizer import (
     BeginCheckpoint,
     CommitEntry,
@@ -104,7 +106,7 @@ class TakenCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewound:
+class Rewound(Placed):
     """One partition of a rollback. Both positions are the offset to read next."""
 
     topic: str
@@ -115,11 +117,6 @@ class Rewound:
     messages: int
     #: Offsets of these that retention has deleted: they do not come again.
     gone: int
-
-    @property
-    def key(self) -> TopicPartition:
-        """(topic, partition)"""
-        return self.topic, self.partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +165,16 @@ class GroupCheckpoints(AdminBase):
         Raises AdminError if the group takes none.
         """
         self._check_group(group)
-        return self._look(lambda _, replica: _kept_by(_takes_some(replica.worlds, group)[0]))
+
+        def kept(_: Cluster, replica: Replica) -> list[KeptCheckpoint]:
+            known, checkpoints = _takes_some(replica.worlds, group)
+            newest = checkpoints.newest
+            return [
+                KeptCheckpoint(x.id, x.log_time, KIND_WORDS[x.kind], oldest_cut(known, x.id), x.id == newest)
+                for x in checkpoints.kept
+            ]
+
+        return self._look(kept)
 
     def pin(self, group: str, checkpoint: int) -> None:
         """Keep this checkpoint until it is retired. Raises AdminError if it is not kept, or if 16 are pinned."""
@@ -239,12 +245,12 @@ class GroupCheckpoints(AdminBase):
                     "undo= rewinds sinks while no member writes to them: it goes with stay_paused=. Nothing was changed"
                 )
         if dry_run:
-            return self._look(lambda cluster, replica: _plan(cluster, replica.worlds, group, to))
+            return self._look(lambda cluster, replica: _way(replica.worlds, group, to).planned(cluster))
         if stay_paused is None:
             return self._act(group, lambda session: _go_back(session, to, force))
         length = arguments.seconds("stay_paused", stay_paused, above=0)
         timeout = arguments.seconds("timeout", timeout)
-        planned = self._look(lambda cluster, replica: _plan(cluster, replica.worlds, group, to))
+        planned = self._look(lambda cluster, replica: _way(replica.worlds, group, to).planned(cluster))
         if not force:
             _refuse_gone(planned)
         with self.pause(group, length) as pause:
@@ -305,19 +311,6 @@ def _takes_some(worlds: Mapping[int, World], group_id: str) -> tuple[Group, Chec
             f"CheckpointPolicy; in a group that has members: kafka-marshal checkpoints {quote(group_id)} --start"
         )
     return group, group.checkpoints
-
-
-def _kept_by(group: Group) -> list[KeptCheckpoint]:
-    """The checkpoints that the group keeps, ascending."""
-    checkpoints = group.checkpoints
-    if checkpoints is None:
-        return []
-    return [
-        KeptCheckpoint(
-            kept.id, kept.log_time, KIND_WORDS[kept.kind], oldest_cut(group, kept.id), kept.id == checkpoints.newest
-        )
-        for kept in checkpoints.kept
-    ]
 
 
 def _find(group: Group, to: int | str | datetime) -> int:
@@ -563,11 +556,6 @@ def _way(worlds: Mapping[int, World], group_id: str, to: int | str | datetime) -
     return _Way(group_id, target, tuple(kept.id for kept in above), pinned, partitions)
 
 
-def _plan(cluster: Cluster, worlds: Mapping[int, World], group_id: str, to: int | str | datetime) -> RolledBack:
-    """What a rollback would change now (*blocking*)."""
-    return _way(worlds, group_id, to).planned(cluster)
-
-
 def _done(seen: Seen) -> int:
     """How many offsets are done; of a partition shared by key, in proportion to the keys."""
     through = sum((done + 1) * (hi - lo + 1) for lo, hi, done in seen.done_through) // (MAX_KEY_HASH + 1)
@@ -650,9 +638,9 @@ def _restore_of(session: Session, done: RolledBack) -> Restore:
     assert done.generation is not None
     with session.locked():
         group, _ = _takes_some(session.worlds, session.group_id)
-        keys = [key for key in group.partitions() if group.kept(*key) is not None]
+        initial = {key: kept.initial for key in group.partitions() if (kept := group.kept(*key)) is not None}
+        keys = list(initial)
         seen = {key: seen_by(group, key, done.to) for key in keys}
-        initial = {key: _initial(group, key) for key in keys}
     marks = session.cluster.watermarks(keys, LOOKUP_TIMEOUT_S) if keys else {}
     pieces = []
     for key in keys:
@@ -674,11 +662,6 @@ def _restore_of(session: Session, done: RolledBack) -> Restore:
     return Restore(done.to, "rollback", tuple(pieces), {(each.topic, each.partition): each.position for each in pieces})
 
 
-def _initial(group: Group, key: TopicPartition) -> int:
-    kept = group.kept(*key)
-    return -1 if kept is None else kept.initial
-
-
 # -- the first checkpoint, and the end ---------------------------------------------------------------------------
 
 
@@ -688,13 +671,14 @@ def _check_start(worlds: Mapping[int, World], name: str) -> None:
     _check_level(worlds, name)
     if group.checkpoints is not None:
         raise AdminError(f"group {name!r} takes checkpoints already. Nothing was changed")
-    if marked := _in_transactions(group):
-        topic, partition, position = marked[0]
-        raise AdminError(
-            f"group {name!r} processes in transactions ({topic} [{partition}]), and Kafka's offset can't go back with "
-            "a checkpoint. Nothing was changed. Set the position of each such partition, which ends that: "
-            f"kafka-marshal release-group {quote(name)} --partition {quote(f'{topic}:{partition}={position}')}"
-        )
+    for topic, partition, kept in group.all_progress():
+        if kafka_counts(kept.progress):
+            position = quote(f"{topic}:{partition}={kept.progress.stable + 1}")
+            raise AdminError(
+                f"group {name!r} processes in transactions ({topic} [{partition}]), and Kafka's offset can't go back "
+                "with a checkpoint. Nothing was changed. Set the position of each such partition, which ends that: "
+                f"kafka-marshal release-group {quote(name)} --partition {position}"
+            )
     for topic, partition, kept in group.all_progress():
         if kept.progress.holes is not None:
             raise AdminError(open_messages_text(name, topic, partition))
@@ -719,16 +703,6 @@ def _end(work: PauseWork) -> None:
     _bury(work)
     record = KeepCheckpoint(*session.ids, checkpoints.newest, END)
     _change(session, record, f"the checkpoints of group {session.group_id!r} were not ended")
-
-
-def _in_transactions(group: Group) -> list[tuple[str, int, int]]:
-    """(topic, partition, position) of what is processed in transactions (M3)."""
-    found = []
-    for topic, partition in group.partitions():
-        kept = group.kept(topic, partition)
-        if kept is not None and kafka_counts(kept.progress):
-            found.append((topic, partition, kept.progress.stable + 1))
-    return found
 
 
 def _bury(work: PauseWork) -> None:

@@ -15,7 +15,7 @@ from kafka_marshal.admin.groups import configure
 from kafka_marshal.admin.pause import PauseWork
 from kafka_marshal.admin.repositioning import aside_of, move_all, set_around
 from kafka_marshal.admin.session import GroupKind, group_in, kind_in
-from kafka_marshal.admin.topic import below_level
+from kafka_marshal.admin.topic import below_level, refuse_groups_below_level
 from kafka_marshal.admin.transfer import Open, check_open, refuse_open, refuse_transactional
 from kafka_marshal.engine.work.copies import Aside
 from kafka_marshal.engine.work.topic_mark import split
@@ -23,7 +23,9 @@ from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.files import read_json, write_json
 from kafka_marshal.node.jobs import progress_of_all
 from kafka_marshal.node.replica import Replica
+from kafka_marshal.observe.text import listed
 from kafka_marshal.ports import TopicPartition
+from kafka_marshal.types import Placed
 from rationalizer import Progress, World
 from rationalizer.levels import GROUPS_LEVEL
 from rationalizer.limits import MAX_KEY_HASH
@@ -55,7 +57,7 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(Placed):
     """The progress of one partition. `offset` is read next; `ranges`: done above it; `keyed`: (lo, hi, last done)."""
 
     topic: str
@@ -88,11 +90,6 @@ class Saved:
     def aside(self) -> list[Aside]:
         """What is to be set aside again."""
         return [Aside(offset, offset, key_hash, attempts, why) for offset, key_hash, attempts, why in self.parked]
-
-    @property
-    def key(self) -> TopicPartition:
-        """(topic, partition)"""
-        return self.topic, self.partition
 
     def repeats(self) -> list[Repeat]:
         """What will be repeated: only the position is carried over."""
@@ -268,11 +265,7 @@ def _plan_conversion(
         )
     if kind == to:
         raise AdminError(f"group {group!r} is a {to} group already. Nothing was changed")
-    if to == "coordinated" and too_low:
-        raise AdminError(
-            f"partition(s) {too_low} of the coordination topic are below level {GROUPS_LEVEL} of the protocol, which "
-            "coordinated groups need. Nothing was changed. Raise the topic first: kafka-marshal upgrade"
-        )
+    refuse_groups_below_level(too_low if to == "coordinated" else [])
     return Plan(group, log, to, client_id, "saved", tuple(saved))
 
 
@@ -352,11 +345,10 @@ def _gone_on(work: PauseWork, plan: Plan, force: bool, open_messages: Open) -> P
     ]
     if moved and not force:
         raise AdminError(
-            f"group {plan.group!r} was at work after its conversion was interrupted: {'; '.join(moved[:3])}"
-            + (f" and {len(moved) - 3} more" if len(moved) > 3 else "")
-            + ". Nothing more was changed. If workers of the new kind have gone on from the saved positions, it is "
-            "done: remove the file. Else force it: the saved positions are set, which loses nothing, and repeats what "
-            "was done since"
+            f"group {plan.group!r} was at work after its conversion was interrupted: {listed(moved, 3, '; ')}. "
+            "Nothing more was changed. If workers of the new kind have gone on from the saved positions, it is done: "
+            "remove the file. Else force it: the saved positions are set, which loses nothing, and repeats what was "
+            "done since"
         )
     known = {each.key for each in plan.saved}
     return replace(plan, saved=(*plan.saved, *(each for each in now if each.key not in known)))

@@ -6,33 +6,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from shlex import quote
-from typing import NamedTuple, overload
+from typing import overload
 
 from kafka_marshal import arguments
 from kafka_marshal.admin.base import AdminBase
 from kafka_marshal.admin.positions import check_name
 from kafka_marshal.admin.session import Asked, Session, bare_release, by_sharer, in_own_name, key_of, wrong_kind
+from kafka_marshal.admin.topic import refuse_groups_below_level
 from kafka_marshal.client.view import holdings, lease_info
 from kafka_marshal.errors import AdminError, ConfigurationError, GroupPausedError
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.observe.checkpoints import repeated_text
 from kafka_marshal.observe.text import count
-from kafka_marshal.ports import TopicPartition
 from kafka_marshal.types import LeaseInfo
 from rationalizer import (
     ConfigureGroup,
     Group,
     InvalidRecordError,
-    Lease,
     LeaveGroup,
     Member,
     Record,
     ReleaseGroup,
-    ReleasingPartition,
     Settings,
     codes,
 )
-from rationalizer.leases.shares import Share
 from rationalizer.levels import GROUPS_LEVEL
 
 
@@ -135,37 +132,7 @@ class Groups(AdminBase):
             return client_id in (info.client_id, *(each.client_id for each in info.sharers))
 
         found = self._look(lambda _, replica: _infos(replica, has_some))
-        return [_as_sharer(info, client_id) for info in found]
-
-
-class _Part(NamedTuple):
-    """What a member has of a partition: all of it, or a share."""
-
-    lease: Lease
-    share: Share | None
-
-    @property
-    def key(self) -> TopicPartition:
-        """Its partition."""
-        return key_of(self.lease)
-
-    @property
-    def release(self) -> ReleasingPartition:
-        """In the member's name, without an offset."""
-        lease, share = self
-        if share is None:
-            return bare_release(lease)
-        return ReleasingPartition(share.instance_id, share.client_id, lease.group_id, *self.key, share.epoch, None)
-
-    def info(self, session: Session) -> LeaseInfo:
-        """Its present state."""
-        info = lease_info(self.lease, session.worlds[session.cp_of(self.key)])
-        return info if self.share is None else _as_sharer(info, self.share.client_id)
-
-
-def _as_sharer(info: LeaseInfo, client_id: str) -> LeaseInfo:
-    """The lease as a sharer has it."""
-    return next((each for each in by_sharer(info) if each.client_id == client_id), info)
+        return [next((each for each in by_sharer(info) if each.client_id == client_id), info) for info in found]
 
 
 def _pauses(replica: Replica, group_id: str) -> list[PausedPartition]:
@@ -204,7 +171,7 @@ def _evict(session: Session, topic: str, partition: int, *, force: bool, dry_run
             raise AdminError(
                 f"{where}: is free already, nobody of group {session.group_id!r} holds it. Nothing was changed"
             )
-        was, release = _Part(lease, None).info(session), bare_release(lease)
+        was, release = lease_info(lease, session.worlds[session.cp_of(key)]), bare_release(lease)
     if not force:
         _refuse_fresh([was])
     if dry_run:
@@ -283,11 +250,9 @@ def _tick(session: Session) -> bool:
 
 
 def _has(session: Session, client_id: str) -> list[LeaseInfo]:
-    """What a member of a group of either kind has now; the lock is held."""
-    if session.group() is None:
-        return [part.info(session) for part in _parts_of(session, client_id)]
-    found = holdings(session.worlds[session.home], session.group_id)
-    return [info for info, _ in found if info.client_id == client_id]
+    """What a member of a group of either kind has now, whole or shared; the lock is held."""
+    found = [part for info in session.infos() for part in by_sharer(info) if part.client_id == client_id]
+    return sorted(found, key=lambda each: (each.topic, each.partition, each.lo, each.epoch))
 
 
 def _ends(session: Session, client_id: str) -> list[tuple[int, Record]]:
@@ -296,19 +261,12 @@ def _ends(session: Session, client_id: str) -> list[tuple[int, Record]]:
         member = _member_of(group, client_id)
         ids = member.instance_id, client_id, session.group_id
         return [(session.home, LeaveGroup(*ids, member.member_id, group.generation))]
-    parts = _parts_of(session, client_id)
-    if not parts:
+    if not (held := _has(session, client_id)):
         raise AdminError(
             f"{client_id!r} holds nothing in group {session.group_id!r}. Nothing was changed. kafka-marshal status "
             "--members names who holds what"
         )
-    return [(session.cp_of(part.key), part.release) for part in parts]
-
-
-def _parts_of(session: Session, client_id: str) -> list[_Part]:
-    leases = session.leases()
-    found = [_Part(lease, None) for lease in leases if lease.held and lease.client_id == client_id]
-    return found + [_Part(x, share) for x in leases for share in x.shares or () if share.client_id == client_id]
+    return [(session.cp_of((each.topic, each.partition)), bare_release(each)) for each in held]
 
 
 def _member_of(group: Group, client_id: str) -> Member:
@@ -399,11 +357,7 @@ def configure(session: Session, settings: Mapping[str, object]) -> Settings:
         if session.kind() == "claimed":
             raise wrong_kind(session.group_id, "claimed")
         low = [cp for cp in session.cps if session.worlds[cp].level < GROUPS_LEVEL]
-    if low:
-        raise AdminError(
-            f"partition(s) {low} of the coordination topic are below level {GROUPS_LEVEL} of the protocol, which "
-            "coordinated groups need. Nothing was changed. Raise the topic first: kafka-marshal upgrade"
-        )
+    refuse_groups_below_level(low)
     # Home first: what it refuses is marked nowhere.
     answers = session.ask((session.home, record))
     _check_configured(session, answers)

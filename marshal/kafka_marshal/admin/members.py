@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from shlex import quote
-from typing import NamedTuple
 
 from kafka_marshal.admin.session import Asked, Session, by_sharer, key_of
 from kafka_marshal.engine.settings import proof_margin_ms
@@ -15,7 +14,7 @@ from kafka_marshal.node.replica import Replica
 from kafka_marshal.observe.fold import is_of_worker, shows_life
 from kafka_marshal.observe.words import what
 from kafka_marshal.ports import Cluster, TopicPartition
-from kafka_marshal.types import LeaseInfo
+from kafka_marshal.types import LeaseInfo, Placed
 from rationalizer import (
     ForgetGroup,
     Group,
@@ -36,7 +35,7 @@ from rationalizer.limits import MAX_TIME_MS, STALE_AFTER_INTERVALS
 
 
 @dataclass(frozen=True, slots=True)
-class InHand:
+class InHand(Placed):
     """A partition whose holder has not finished all it had in flight when the pause began.
 
     With the topic "": a member of a coordinated group that owns nothing, and has not left yet.
@@ -55,11 +54,6 @@ class InHand:
     #: Everything up to this offset is done; None: nothing.
     stable: int | None
 
-    @property
-    def key(self) -> TopicPartition:
-        """(topic, partition)"""
-        return self.topic, self.partition
-
     def __str__(self) -> str:
         if not self.topic:
             return f"{self.client_id!r} ({self.state}; owns nothing)"
@@ -71,23 +65,6 @@ class InHand:
 _Epoch = tuple[str, int, int]
 
 
-class _Place(NamedTuple):
-    """Where something is in hand; in a coordinated group `lo` tells pieces of one partition apart."""
-
-    topic: str
-    partition: int
-    lo: int
-    epoch: int
-
-    @classmethod
-    def of(cls, info: LeaseInfo) -> _Place:
-        return cls(info.topic, info.partition, info.lo, info.epoch)
-
-
-def _in_hand(info: LeaseInfo, state: str) -> InHand:
-    return InHand(info.topic, info.partition, info.client_id or "", info.epoch, state, info.stable)
-
-
 class Members:
     """Follows the members through the log. All methods are called under the session's lock."""
 
@@ -96,7 +73,7 @@ class Members:
         self._session = session
         self._is_ours = is_ours
         #: What was not handed in in time, and is not held any more.
-        self._late: dict[_Place, InHand] = {}
+        self._late: list[InHand] = []
         #: Epoch → the share: when it is released, its lease has it no longer.
         self._shares: dict[_Epoch, Share] = {}
         #: member_id → a member of a coordinated group, and what it owned before the present record.
@@ -171,9 +148,10 @@ class Members:
             return
         state = "late" if is_eviction else _lateness(outcome.log_time - held.last_beat, held.heartbeat_interval_ms)
         if state:
-            done = lease.progress.stable
-            found = InHand(*key, record.client_id, record.epoch, state, done if done >= 0 else None)
-            self._late[_Place(*key, 0, record.epoch)] = found
+            self._add(key, record.client_id, record.epoch, state, lease.progress.stable)
+
+    def _add(self, key: TopicPartition, client_id: str, epoch: int, state: str, done: int) -> None:
+        self._late.append(InHand(*key, client_id, epoch, state, done if done >= 0 else None))
 
     def _left(self, leaver: str | None, log_time: int) -> None:
         """Members of a coordinated group may be gone. Another's record removes those that are overdue (G8).
@@ -190,8 +168,7 @@ class Members:
                 state = "late" if member_id in self._evicted else "stale"
                 for topic, partition, piece in owned:
                     done = done_in(group, topic, partition, piece.lo, piece.hi)
-                    found = InHand(topic, partition, member.client_id, piece.since, state, done if done >= 0 else None)
-                    self._late[_Place(topic, partition, piece.lo, piece.since)] = found
+                    self._add((topic, partition), member.client_id, piece.since, state, done)
 
     def _look(self) -> None:
         """Note what the members of a coordinated group own."""
@@ -249,11 +226,12 @@ class Members:
 
     def in_hand(self, chosen: frozenset[TopicPartition] | None) -> list[InHand]:
         """What is still held, or was released too late, sorted."""
-        found = {place: late for place, late in self._late.items() if chosen is None or late.key in chosen}
+        found = [late for late in self._late if chosen is None or late.key in chosen]
         for info in self.held(chosen):
             if info.topic or info.freshness != "stale":
-                found[_Place.of(info)] = _in_hand(info, info.freshness)
-        return [found[place] for place in sorted(found)]
+                of_holder = info.client_id or "", info.epoch, info.freshness, info.stable
+                found.append(InHand(info.topic, info.partition, *of_holder))
+        return sorted(found, key=lambda each: (*each.key, each.epoch))
 
     def tick_times(self, infos: Iterable[LeaseInfo]) -> dict[int, float]:
         """CP → time by our clock (ms) at which a Tick will show one of these as stale."""

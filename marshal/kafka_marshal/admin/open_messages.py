@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, NamedTuple
 from kafka_marshal import arguments
 from kafka_marshal.admin.base import AdminBase
 from kafka_marshal.admin.positions import LOOKUP_TIMEOUT_S, check_name, lost_positions
-from kafka_marshal.admin.session import Session, kind_in, progress_in
+from kafka_marshal.admin.session import Session, kind_in, never, progress_in
 from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.observe.holes import Holding, PointReads, holdings_of, read_at
@@ -189,12 +189,7 @@ class OpenMessages(AdminBase):
         wish = self._wish(group, messages, reason)
         if rate is not None:
             rate = arguments.a_rate("rate", rate)
-        return self._settle(
-            group,
-            lambda session: _settle(session, "redrive", wish, rate=rate, dry_run=dry_run, progress=progress),
-            dry_run,
-            progress,
-        )
+        return self._settle(group, "redrive", wish, dry_run, progress, rate=rate)
 
     def discard(
         self,
@@ -210,13 +205,7 @@ class OpenMessages(AdminBase):
         ``"all"`` and ``reason`` mean those that were set aside. One in a worker's batch is discarded by that worker:
         the call waits for it. Otherwise as :meth:`redrive`. The messages stay in their topic.
         """
-        wish = self._wish(group, messages, reason)
-        return self._settle(
-            group,
-            lambda session: _settle(session, "discard", wish, dry_run=dry_run, progress=progress),
-            dry_run,
-            progress,
-        )
+        return self._settle(group, "discard", self._wish(group, messages, reason), dry_run, progress)
 
     def park(
         self,
@@ -238,9 +227,7 @@ class OpenMessages(AdminBase):
             raise arguments.wrong(
                 "reason", f"1 to {MAX_REASON_BYTES} bytes without control characters", reason
             ) from error
-        return self._settle(
-            group, lambda session: _settle(session, "park", wish, reason=reason, dry_run=dry_run), dry_run, None
-        )
+        return self._settle(group, "park", wish, dry_run, reason=reason)
 
     # Inside.
 
@@ -268,14 +255,18 @@ class OpenMessages(AdminBase):
     def _settle(
         self,
         group: str,
-        act: Callable[[Session], Settled],
+        action: Action,
+        wish: _Wish,
         dry_run: bool,
-        progress: Callable[[int, int], None] | None,
+        progress: Callable[[int, int], None] | None = None,
+        **more: Any,
     ) -> Settled:
         arguments.a_flag("dry_run", dry_run)
         if progress is not None:
             arguments.a_function("progress", progress, "messages settled, messages there are")
-        return self._act(group, act)
+        return self._act(
+            group, lambda session: _settle(session, action, wish, dry_run=dry_run, progress=progress, **more)
+        )
 
 
 # -- listing ----------------------------------------------------------------------------------------------------------
@@ -426,7 +417,7 @@ def _plan(
     stable = {key: progress.stable for key in {place[:2] for place in wish.places} if (progress := look(key))}
     for place in sorted(set(wish.places)):
         of_key = by_key.get(place[:2], [])
-        at = bisect_right(of_key, place[2], key=_first_of) - 1
+        at = bisect_right(of_key, place[2], key=lambda each: each.hole.first) - 1
         found = of_key[at] if at >= 0 and place[2] <= of_key[at].hole.last else None
         why = _not_open(place[2], stable.get(place[:2])) if found is None else _why_not(action, found.hole)
         if found is None or why:
@@ -434,10 +425,6 @@ def _plan(
         else:
             plan.todo.append((place, found))
     return plan
-
-
-def _first_of(holding: Holding) -> int:
-    return holding.hole.first
 
 
 def _not_open(offset: int, stable: int | None) -> str:
@@ -491,10 +478,6 @@ def _find_hashes(session: Session, plan: _Plan) -> None:
     plan.todo = [(place, each) for place, each in plan.todo if place not in plan.left]
 
 
-def _never() -> bool:
-    return False
-
-
 class _Work:
     """Carries out a plan, record by record."""
 
@@ -524,7 +507,7 @@ class _Work:
         sent = 0
         for chunk in self._chunks():
             if self._rate is not None:
-                self._session.wait_for(_never, begun + sent / self._rate * 1000)
+                self._session.wait_for(never, begun + sent / self._rate * 1000)
             self._settle(chunk)
             sent += len(chunk)
             if self._progress is not None:

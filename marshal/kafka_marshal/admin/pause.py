@@ -26,7 +26,7 @@ from kafka_marshal.admin.positions import (
     stands_at,
 )
 from kafka_marshal.admin.repositioning import move_all, refuse_kept, set_positions
-from kafka_marshal.admin.session import CallerGoneError, Session, bare_release, key_of
+from kafka_marshal.admin.session import CallerGoneError, Session, bare_release, key_of, never
 from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.errors import AdminError, ConfigurationError, GroupPausedError, MarshalError
 from kafka_marshal.logs import log
@@ -274,15 +274,11 @@ class Pause(OneProcess):
             raise
 
 
-def _checked(partitions: Iterable[TopicPartition] | None) -> list[TopicPartition] | None:
-    return None if partitions is None else arguments.partitions("partitions", partitions)
+def _checked(partitions: Iterable[TopicPartition] | None) -> frozenset[TopicPartition] | None:
+    return None if partitions is None else frozenset(arguments.partitions("partitions", partitions))
 
 
 # -- on threads of the library ---------------------------------------------------------------------------------------
-
-
-def _never() -> bool:
-    return False
 
 
 class PauseWork:
@@ -324,7 +320,7 @@ class PauseWork:
                     self._unheard.append(f"{what} was interrupted: {error}")
                 raise
             finally:
-                session.is_gone = _never
+                session.is_gone = never
             if is_gone() and what == "reposition":
                 self._unheard.append("reposition was interrupted too late: all positions were moved")
             return found
@@ -398,21 +394,19 @@ class PauseWork:
 
     # What an operator does during it.
 
-    def in_hand(self, partitions: Iterable[TopicPartition] | None) -> list[InHand]:
+    def in_hand(self, chosen: frozenset[TopicPartition] | None) -> list[InHand]:
         """What members still hold, or did not hand in in time."""
         with self.session.locked():
-            return self._members.in_hand(_chosen(partitions))
+            return self._members.in_hand(chosen)
 
     def signs_of_life(self) -> dict[str, str]:
         """client_id → its first record during the pause."""
         with self.session.locked():
             return dict(self._members.signs_of_life)
 
-    def wait_released(
-        self, timeout: float, partitions: Iterable[TopicPartition] | None, handed_in: bool
-    ) -> list[InHand]:
+    def wait_released(self, timeout: float, chosen: frozenset[TopicPartition] | None, handed_in: bool) -> list[InHand]:
         """Wait until no other client holds a lease of the group, or only stale ones."""
-        session, members, chosen = self.session, self._members, _chosen(partitions)
+        session, members = self.session, self._members
         self.hold.check()
         busy = members.held if handed_in else members.at_work
         released = self.hold.wait(
@@ -513,7 +507,3 @@ class PauseWork:
         self.is_over = True
         self.session.close_soon()
         return until
-
-
-def _chosen(partitions: Iterable[TopicPartition] | None) -> frozenset[TopicPartition] | None:
-    return None if partitions is None else frozenset((topic, partition) for topic, partition in partitions)

@@ -20,7 +20,7 @@ from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.files import read_json, write_json
 from kafka_marshal.ports import Cluster, FaultKind, TopicPartition
 from kafka_marshal.runtime import is_moment
-from kafka_marshal.types import Target
+from kafka_marshal.types import Placed, Target
 from rationalizer import BeatEntry, InvalidRecordError, Progress
 from rationalizer.limits import MAX_OFFSET
 
@@ -34,7 +34,7 @@ _FORMAT: Final = "kafka-marshal release-group 1"
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class Move(Placed):
     """One partition's position before and after a move. Both are the offset to read next."""
 
     topic: str
@@ -61,11 +61,6 @@ class Move:
     restored: tuple[int, ...] = ()
     #: The epoch of the move, for ``sink.rewind``: everything granted before has a lower one. None: only planned.
     epoch: int | None = None
-
-    @property
-    def key(self) -> TopicPartition:
-        """(topic, partition)"""
-        return self.topic, self.partition
 
     @property
     def last_offset(self) -> int:
@@ -265,7 +260,7 @@ def open_at(
 
 
 @dataclass(frozen=True, slots=True)
-class _Replaced:
+class _Replaced(Placed):
     """One partition: the position before (None: none), what was done above it, and the position after."""
 
     topic: str
@@ -273,10 +268,6 @@ class _Replaced:
     before: int | None
     after: int
     ranges: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def key(self) -> TopicPartition:
-        return self.topic, self.partition
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,26 +49,16 @@ def key_of(lease: Lease) -> TopicPartition:
     return lease.topic, lease.partition
 
 
-def bare_release(lease: Lease) -> ReleasingPartition:
-    """A release in the holder's name, under the present epoch, without an offset."""
+def bare_release(lease: Lease | LeaseInfo) -> ReleasingPartition:
+    """A release in the name of the holder, or of the sharer, under the present epoch, without an offset."""
     holder = lease.instance_id or "", lease.client_id or ""
     return ReleasingPartition(*holder, lease.group_id, lease.topic, lease.partition, lease.epoch, None)
 
 
 def by_sharer(info: LeaseInfo) -> list[LeaseInfo]:
     """The lease as each of its sharers has it; itself if it is not shared."""
-    return [
-        replace(
-            info,
-            client_id=each.client_id,
-            instance_id=each.instance_id,
-            epoch=each.epoch,
-            freshness=each.freshness,
-            last_beat=each.last_beat,
-            heartbeat_interval_ms=each.heartbeat_interval_ms,
-        )
-        for each in info.sharers
-    ] or [info]
+    names = "client_id", "instance_id", "epoch", "freshness", "last_beat", "heartbeat_interval_ms"
+    return [replace(info, **{name: getattr(each, name) for name in names}) for each in info.sharers] or [info]
 
 
 def in_own_name(session: Session, record: R) -> R:
@@ -129,7 +119,8 @@ class CallerGoneError(Exception):
     """The caller has stopped waiting: an exception has ended the call, or the pause is to end."""
 
 
-def _never() -> bool:
+def never() -> bool:
+    """It is not."""
     return False
 
 
@@ -179,7 +170,7 @@ class Session:
         #: Called, under the lock, for each record applied.
         self.on_applied: Callable[[int, int, Outcome], None] | None = None
         #: Whether the caller of the present job has stopped waiting; a wait raises it once.
-        self.is_gone: Callable[[], bool] = _never
+        self.is_gone: Callable[[], bool] = never
         self._waiting: list[Asked] = []
         self._running = cluster.runtime.lock()
         self._closing: Answer[None] | None = None
@@ -285,7 +276,7 @@ class Session:
             done = bool(self.driver.wait_for(lambda: bool(met()) or self.is_gone(), left_s))
             self.driver.check()
             if self.is_gone():
-                self.is_gone = _never
+                self.is_gone = never
                 raise CallerGoneError
         return done
 

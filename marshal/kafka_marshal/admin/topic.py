@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from kafka_marshal.ports import Cluster, TopicConfig
 from kafka_marshal.snapshots import prune
 from kafka_marshal.topic_names import DEFAULT_PARTITIONS, snapshots_topic
 from rationalizer import Upgrade, World
-from rationalizer.levels import SUPPORTED_LEVEL, added_above
+from rationalizer.levels import GROUPS_LEVEL, SUPPORTED_LEVEL, added_above
 
 if TYPE_CHECKING:
     from kafka_marshal.archive import Archived
@@ -221,6 +221,15 @@ def low_levels(replica: Replica) -> list[tuple[str, str]]:
 def below_level(worlds: Mapping[int, World], level: int = SUPPORTED_LEVEL) -> list[int]:
     """The CPs that an Upgrade to this level (default: the highest of this release) would raise."""
     return sorted(cp for cp, world in worlds.items() if world.level < level and world.required_level is None)
+
+
+def refuse_groups_below_level(low: Sequence[int]) -> None:
+    """Raise AdminError if there are CPs below the level of coordinated groups."""
+    if low:
+        raise AdminError(
+            f"partition(s) {low} of the coordination topic are below level {GROUPS_LEVEL} of the protocol, which "
+            "coordinated groups need. Nothing was changed. Raise the topic first: kafka-marshal upgrade"
+        )
 
 
 def _upgrade(session: Session) -> list[int]:

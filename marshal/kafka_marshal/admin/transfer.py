@@ -24,7 +24,7 @@ from kafka_marshal.errors import AdminError, KafkaUnavailableError
 from kafka_marshal.node.jobs import progress_of_all
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.observe.stuck import offsets_held_text
-from kafka_marshal.observe.text import count
+from kafka_marshal.observe.text import count, listed
 from kafka_marshal.ports import Cluster, KafkaGroup, TopicPartition
 from rationalizer import Progress, route_group
 from rationalizer.holes import Hole
@@ -166,8 +166,8 @@ def planned_import(
     known = [move for move in moves if move.before not in (None, move.after)]
     if known and not force:
         raise AdminError(
-            f"group {group_id!r} has positions already, which the import would replace: {_some(known)}. Nothing was "
-            "changed. Force it if Kafka's are the right ones"
+            f"group {group_id!r} has positions already, which the import would replace: "
+            f"{listed([*map(str, known)], 3)}. Nothing was changed. Force it if Kafka's are the right ones"
         )
     return moves
 
@@ -226,8 +226,8 @@ def planned_export(
     back = [move for move in moves if move.before is not None and move.before > move.after and not move.lost]
     if back and not force:
         raise AdminError(
-            f"Kafka's own group {group_id!r} has committed more than is done here: {_some(back)}. Nothing was changed. "
-            "Force it if it is to go back"
+            f"Kafka's own group {group_id!r} has committed more than is done here: "
+            f"{listed([*map(str, back)], 3)}. Nothing was changed. Force it if it is to go back"
         )
     return moves
 
@@ -242,19 +242,17 @@ def refuse_transactional(group_id: str, found: Mapping[TopicPartition, Progress]
     """Raise AdminError if partitions are processed in transactions: the log's positions may be behind Kafka's (M8)."""
     marked = [f"{key[0]} [{key[1]}]" for key, progress in sorted(found.items()) if kafka_counts(progress)]
     if marked:
-        some = ", ".join(marked[:3]) + (f" and {len(marked) - 3} more" if len(marked) > 3 else "")
-        raise AdminError(f"group {group_id!r} processes in transactions ({some}). {text}")
+        raise AdminError(f"group {group_id!r} processes in transactions ({listed(marked, 3)}). {text}")
 
 
 def refuse_open(group_id: str, found: Mapping[TopicPartition, Progress], is_left: Callable[[Hole], bool]) -> None:
     """Raise AdminError if messages are open (H1) that what they are moved to has no place for."""
     some = {key: holes for key, each in sorted(found.items()) if (holes := [x for x in each.open if is_left(x)])}
     if some:
-        listed = ", ".join(f"{topic} [{partition}]" for topic, partition in list(some)[:3])
-        more = f" and {len(some) - 3} more" if len(some) > 3 else ""
+        places = listed([f"{topic} [{partition}]" for topic, partition in some], 3)
         amount = count(sum(hole.last - hole.first + 1 for holes in some.values() for hole in holes), "open message")
         raise AdminError(
-            f"group {group_id!r} has {amount} ({listed}{more}): set aside, or not finished. Nothing was "
+            f"group {group_id!r} has {amount} ({places}): set aside, or not finished. Nothing was "
             "changed. Finish, redrive or discard them first (kafka-marshal open-messages "
             f"{quote(group_id)} lists them). Or have them come again with what was done behind them "
             "(--open repeat), or count as done (--open drop)"
@@ -273,8 +271,3 @@ def empty_kafka_group(cluster: Cluster, group_id: str) -> KafkaGroup:
             "changed. Stop them first; those that died are dropped by Kafka after their session timeout"
         )
     return kafka
-
-
-def _some(moves: list[Move]) -> str:
-    more = f" and {len(moves) - 3} more" if len(moves) > 3 else ""
-    return ", ".join(map(str, moves[:3])) + more

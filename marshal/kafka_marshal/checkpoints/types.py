@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from kafka_marshal import arguments
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.types import Key
+from kafka_marshal.types import Key, Placed
 from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.routing import key_hash
 
@@ -104,19 +104,12 @@ def has_key(lo: int, hi: int, key: bytes | str | None, offset: int | None) -> bo
     return lo <= key_hash(key, offset or 0) <= hi
 
 
-class _Piece:
+class _Piece(Placed):
     """Some keys of a partition, or all."""
 
     __slots__ = ()
-    topic: str
-    partition: int
     lo: int
     hi: int
-
-    @property
-    def key(self) -> Key:
-        """(topic, partition)."""
-        return self.topic, self.partition
 
     def holds(self, key: bytes | str | None, offset: int | None = None) -> bool:
         """Whether a message with this key (a str: in UTF-8) is one of this piece's.

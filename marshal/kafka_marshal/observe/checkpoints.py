@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.observe.text import listed, span
+from kafka_marshal.types import Placed
 from rationalizer.limits import MAX_KEY_HASH
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _NONE_SAVED: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Placed):
     """What a checkpoint has of a range of keys: the state that was handed in for the checkpoint ``cut``."""
 
     topic: str
@@ -38,11 +39,6 @@ class Cut:
     client: str | None = None
     #: Why it is older than the checkpoint, in words; "": it is not, or that is not known.
     why: str = ""
-
-    @property
-    def key(self) -> TopicPartition:
-        """(topic, partition)"""
-        return self.topic, self.partition
 
 
 @dataclass(frozen=True, slots=True)

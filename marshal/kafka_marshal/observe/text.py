@@ -160,10 +160,10 @@ def count(amount: int, one: str, many: str | None = None) -> str:
     return f"{amount:,} {one if amount == 1 else many or one + 's'}"
 
 
-def listed(names: Sequence[str], most: int = 5) -> str:
+def listed(names: Sequence[str], most: int = 5, between: str = ", ") -> str:
     """The first names, and how many more there are."""
     more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+    return between.join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 # -- names: which a log knows, and which of them a mistyped one may mean -------------------------------------
