@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Timer
+
 import pytest
 
 from kafka_marshal import Admin, AdminError, InHand, Pause
@@ -190,3 +192,15 @@ def test_a_wait_ends_with_an_error_if_the_pause_was_ended_meanwhile(
         monkeypatch.setattr(Members, "at_work", once)
         with pytest.raises(AdminError, match="has run out, or was ended"):
             pause.wait_released(10)
+
+
+def test_a_member_that_owns_nothing_yet_is_drained_when_it_has_left(place: Place) -> None:
+    place.fleet.configure()
+    place.fleet.join("w1", {DATA: 2}, session=HI)
+    generation = place.fleet.join("w2", {DATA: 2}, session=HI)  # partition 1 is to be its, once w1 releases it
+    with pytest.raises(AdminError, match=r"'w2' was asked .*owns 0 partitions still after 0\.2 s, and has not left"):
+        place.operator().drain(GROUP, "w2", timeout=0.2)
+    waits = Timer(0.2, lambda: place.fleet.leave("w2", generation))
+    waits.start()
+    assert place.operator().drain(GROUP, "w2", timeout=10) == []
+    waits.join()

@@ -81,9 +81,9 @@ class Groups(AdminBase):
     def drain(self, group: str, client_id: str, *, timeout: float | None = None) -> list[LeaseInfo]:
         """Ask a live member to finish its messages in flight, to release, and to claim no more; returns what it held.
 
-        ``timeout`` (seconds): wait until it holds nothing; None: don't wait. Only a restart of the member undoes it.
-        Members of a release before this one ignore it. Raises AdminError if it holds nothing, or still holds something
-        after the timeout.
+        ``timeout`` (seconds): wait until it holds nothing, and has left a coordinated group; None: don't wait. Only a
+        restart of the member undoes it. Members of a release before this one ignore it. Raises AdminError if it holds
+        nothing, or still holds something after the timeout.
         """
         self._check_group(group)
         return self._act(group, lambda session: _drain(session, client_id, timeout))
@@ -225,17 +225,23 @@ def _drain(session: Session, client_id: str, timeout: float | None) -> list[Leas
         )
     if timeout is None:
         return were
-    session.wait_for(lambda: not _has(session, client_id), session.now_ms() + timeout * 1000)
+
+    def is_there() -> bool:
+        group = session.group()  # a member that owns nothing may be about to get something
+        return client_id in group.clients if group is not None else bool(_has(session, client_id))
+
+    session.wait_for(lambda: not is_there(), session.now_ms() + timeout * 1000)
     with session.locked():
+        is_still = is_there()
         keys = tuple(sorted({(info.topic, info.partition) for info in _has(session, client_id)}))
-    if keys:
+    if is_still:
         has = f"holds {len(keys)} of {count(len(were), 'partition')}"
         if is_coordinated:
             has = f"owns {count(len(keys), 'partition')}"
+        such = f", such as {keys[0][0]} [{keys[0][1]}]" if keys else ", and has not left"
         raise AdminError(
-            f"{client_id!r} was asked to hand over, and {has} still after {timeout:g} s, such as {keys[0][0]} "
-            f"[{keys[0][1]}]: it finishes what it has in hand first. Nothing is lost. Wait, or look for a handler that "
-            "hangs: kafka-marshal status --members",
+            f"{client_id!r} was asked to hand over, and {has} still after {timeout:g} s{such}: it finishes what it has "
+            "in hand first. Nothing is lost. Wait, or look for a handler that hangs: kafka-marshal status --members",
             in_hand=keys,
         )
     return were
