@@ -241,7 +241,7 @@ def test_a_pause_is_never_mended_by_extending_it_too_late(group: Group) -> None:
         pause.check()
         while pause.seconds_left > 0:  # as if this process had been stopped right after its last check
             time.sleep(0.05)
-        with pytest.raises(AdminError, match=r"ran out in partition\(s\) \[0, 1, 2\].*Pause again"):
+        with pytest.raises(AdminError, match=r"ran out in partition\(s\) \[0.*Pause again"):
             pause.extend_if_short()
         member.let_go.set()
     # It resumes at once although it had released: here it does not leave the partition to others for an HI.
