@@ -288,7 +288,7 @@ def test_what_handlers_hold_back_counts_as_memory_and_one_partition_leaves_room_
     plant.await_position(10, 1)
     lanes = consumer._delivery.in_lanes
     wait_until(lambda: lanes.holds_up(consumer._engine.assignments[IN, 0]))  # for good: the first one has not ended
-    wait_until(lambda: lanes.lanes is not None and not lanes.lanes.ready and lanes.lanes.running == 1)
+    wait_until(lambda: not lanes.lanes.ready and lanes.lanes.running == 1)
     assert lanes.purgatory.size < 75 * 150_000  # a quarter of the limit, and what ends until the engine hears of it
     gate.set()
     plant.await_position(151)

@@ -297,7 +297,7 @@ class Replay:
             return [of[0].messages[of[0].index(offset) or 0] for offset in found]
         if name in ("with_handlers", "hashes"):
             return found
-        if name == "_waiting":
+        if name in ("recall", "leave"):
             return [_at(of[1], offset) for offset in found]
         return [self._dropped(of[0], *each) for each in found]
 

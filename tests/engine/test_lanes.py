@@ -447,7 +447,7 @@ def test_u1_what_comes_before_a_message_that_is_tried_alone_is_tried_before_it(o
     assert bench.done(one, a)
     found = bench.lanes.next_alone(0.0)
     assert found is not None
-    assert (found[0], found[1].offset()) == (one.key, 1)
+    assert found[:3] == (*one.key, 1)
     assert bench.begin(a) is None
     bench.lanes.admit(one, 1)
     assert bench.lanes.reopened(0.0) == [a]

@@ -389,7 +389,7 @@ def test_health_counts_handlers(how: str) -> None:
         bench.start(wait if how == "coroutines" else lambda message: gate.wait(10), concurrency=3)
         bench.wait(lambda: bench.marshal.health().handlers == 3, "three handlers")
         assert bench.marshal.health().handlers_wanted == 3
-        workers = bench.consumer._delivery.in_lanes.handlers
+        workers = bench.consumer._delivery.in_lanes.lanes.handlers
         assert workers is not None
         setattr(workers, "_threads" if how == "threads" else "_tasks", 1)
         assert "run(…) has 1 of 3 handlers" in str(bench.marshal.health())

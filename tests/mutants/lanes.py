@@ -21,7 +21,7 @@ LANES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a partition that comes back does not wait for the handlers that it left",
-        "Lanes.put",
+        "Lanes._partition_of",
         "if partition is None:",
         "if partition is None or partition.assignment is not assignment:",
         "C14",

@@ -69,7 +69,7 @@ class StateCalls:
     def reopen(self) -> None:
         """Pieces may continue after a cut: handlers begin what waits in lanes; the thread that reads looks later."""
         lanes = self._port._engine.delivery.in_lanes.lanes
-        if lanes is not None and lanes.handlers is not None:
+        if lanes.handlers is not None:
             lanes.handlers.put(lanes.reopened(self._driver.now_ms()))
 
     def _submit(self, name: str, pieces: Any, run: Callable[[], object], dropped: Dropped | None) -> None:

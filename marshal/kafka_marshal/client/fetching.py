@@ -591,7 +591,7 @@ class FetchingConsumer(AnyConsumer[S]):
                 said = self._inbox.popleft()
                 self._done_after_close += said.size if isinstance(said, RunOf) else 1
             return
-        if (lanes := self._delivery.in_lanes.lanes) is not None and lanes.has_returned:
+        if self._delivery.in_lanes.lanes.has_returned:
             self._take(self._delivery.in_lanes.returned)
         done: list[Message] = []
         finished: list[Finished] = []
@@ -782,7 +782,7 @@ class FetchingConsumer(AnyConsumer[S]):
 
     def _end_run(self, limit: Limit) -> None:
         """Before the close: ``run`` begins nothing more; wait for its handlers, up to the limit (*blocking*)."""
-        if (owner := self._delivery.in_lanes.owner) is None:
+        if (owner := self._delivery.in_lanes.lanes.owner) is None:
             return
         owner.is_ending = True
         with self._driver.condition:

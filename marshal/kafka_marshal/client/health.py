@@ -179,8 +179,7 @@ def _all(driver: Driver) -> list[ConsumerEngine]:
 def held_back(consumer: ConsumerEngine, now: float) -> tuple[HeldBack, ...]:
     """Partitions whose progress waits for one message or batch, also of before a loss (any thread; no lock)."""
     in_lanes, found = consumer.delivery.in_lanes, consumer.delivery.owed.held_back(now)
-    has_lanes = in_lanes.lanes is not None and not in_lanes.lanes.is_ended
-    if has_lanes or not consumer.settings.transactions:
+    if not in_lanes.lanes.is_ended or not consumer.settings.transactions:
         return (*in_lanes.held_back, *found)
     for key, assignment in sorted(consumer.assignments.copy().items()):
         run = min(list(assignment.tracker.runs.values()), key=lambda one: one.first, default=None)
@@ -194,15 +193,14 @@ def held_back(consumer: ConsumerEngine, now: float) -> tuple[HeldBack, ...]:
 def hot_keys(consumer: ConsumerEngine, now: float) -> tuple[HotKey, ...]:
     """Its keys that take more than half of what one handler can do (any thread; no lock)."""
     in_lanes = consumer.delivery.in_lanes
-    lanes = in_lanes.lanes
-    return (in_lanes.loops if lanes is None or lanes.is_ended else lanes).hot.at(now)
+    return (in_lanes.loops if in_lanes.lanes.is_ended else in_lanes.lanes).hot.at(now)
 
 
 def _failing(driver: Driver, now: float) -> Iterator[str]:
     """Runs of which all tries fail, and the handlers that hang meanwhile: they hold the others up for a while."""
     for consumer in _all(driver):
         lanes = consumer.delivery.in_lanes.lanes
-        if lanes is None or lanes.pace_ms is None or now < lanes.failing_since + SAID_AFTER_MS:
+        if lanes.pace_ms is None or now < lanes.failing_since + SAID_AFTER_MS:
             continue
         lane = min(lanes.hanging(now - HELD_BACK_MS), key=lambda lane: lane.began, default=None)
         if lane is None or (message := lane.message) is None:
@@ -238,7 +236,7 @@ def _checkpoints(driver: Driver) -> list[Checkpointing]:
 
 def _handlers(driver: Driver) -> tuple[int, int]:
     """How many handlers all runs have, and how many they should have."""
-    found = [each.delivery.in_lanes.handlers for each in list(driver.engine.consumers.values())]
+    found = [each.delivery.in_lanes.lanes.handlers for each in list(driver.engine.consumers.values())]
     counts = [each.count for each in found if each is not None]
     return sum(there for there, _ in counts), sum(wanted for _, wanted in counts)
 

@@ -61,11 +61,7 @@ def carry_out(
         if not call.is_ending:
             Runner(consumer, options, call, loop).feed(is_gone)
     finally:
-        in_lanes = consumer._delivery.in_lanes
-        if (lanes := in_lanes.lanes) is not None:
-            if lanes.owner is call:
-                lanes.handlers = None
-            lanes.close(call)
+        consumer._delivery.in_lanes.lanes.close(call)
         call.is_over = True
 
 
@@ -128,17 +124,19 @@ class Runner:
         consumer, order = self._consumer, self._options.order
         timeout = consumer._engine.settings.handler_timeout_ms
         in_lanes = consumer._delivery.in_lanes
-        _wait(consumer, lambda: (before := in_lanes.owner) is None or not before.is_ending)  # its caller may be gone
+        _wait(
+            consumer, lambda: (before := in_lanes.lanes.owner) is None or not before.is_ending
+        )  # its caller may be gone
         with self._driver.locked(step=False):
             lanes = in_lanes.lanes
-            if in_lanes.owner is not None:
+            if lanes.owner is not None:
                 raise ConfigurationError("run(…) of this consumer is under way already. Nothing was changed")
-            if lanes is not None and lanes.running and lanes.order != order:
+            if lanes.running and lanes.order != order:
                 raise ConfigurationError(
                     f"{lanes.running} handler(s) of the run before, with order={lanes.order!r}, have not returned: "
                     f"with order={order!r} messages could not wait for them. Nothing was changed. Wait, or restart"
                 )
-            if lanes is None or not lanes.running:
+            if not lanes.running:
                 consumer._take(in_lanes.returned)
                 grace_ms = 0.0 if timeout is None or not self._options.is_async else timeout
                 lanes = Lanes(order, self._runtime.lock(), consumer._stop_signal, grace_ms)

@@ -105,7 +105,7 @@ class Meter:
         failures, retries, dead_letters = self._handled()
         engines = [each._engine for each in list(self._consumers)]
         taking = [each.taking for each in engines if isinstance(each, SharedConsumer)]
-        lanes = [lanes for each in open_now if (lanes := each._engine.delivery.in_lanes.lanes) is not None]
+        lanes = [each._engine.delivery.in_lanes.lanes for each in open_now]
         return Metrics(
             group_id=engine.settings.group_id,
             client_id=engine.settings.client_id,

@@ -155,7 +155,7 @@ class SharedAssignment(NamedAssignment):
     def failing(self) -> int:
         """How many messages of its batches wait for another try."""
         in_lanes = self.consumer.delivery.in_lanes
-        return in_lanes.failing(self) if in_lanes.is_active and self.tracker.runs else 0
+        return in_lanes.lanes.failing(self.key) if in_lanes.is_active and self.tracker.runs else 0
 
     def _is_ours(self, offset: int) -> bool:
         return self.desk.at(offset) is not None
@@ -256,7 +256,7 @@ class SharedAssignment(NamedAssignment):
         return bool(parts)
 
     def disown(self) -> None:
-        self.consumer.delivery.in_lanes.disown(self)
+        self.consumer.delivery.in_lanes.lanes.disown(self)
         for run in list(self.tracker.runs.values()):
             self.give_back(run, counts=False)
 
@@ -418,7 +418,7 @@ class SharedDelivery(Delivery):
     def leave(self, assignment: SharedAssignment, before: float, now: float) -> None:
         """Give to others what a handler has had since before that time (U11); the share, and all else of it, stay."""
         found: list[LeftBehind] = []
-        for message in self.in_lanes.leave(assignment, before):
+        for message in self.in_lanes.lanes.leave(assignment, before):
             first = last = offset_of(message)
             found.append(LeftBehind(*assignment.key, first, last, message.key(), before))
             if (begun := assignment.tracker.run_at(first)) is not None:
@@ -539,13 +539,13 @@ class SharedConsumer(NamedConsumer):
     @property
     def handlers(self) -> int:
         """How many messages are handled at a time, each reported by itself; 0: batches are."""
-        lanes = self.delivery.in_lanes.lanes
-        return lanes.concurrency if lanes is not None and self.delivery.in_lanes.is_active else 0
+        in_lanes = self.delivery.in_lanes
+        return in_lanes.lanes.concurrency if in_lanes.is_active else 0
 
     @property
     def are_all_failing(self) -> bool:
         """Whether nothing succeeds here."""
-        return self.delivery.in_lanes.is_active and self.delivery.in_lanes.are_all_failing
+        return self.delivery.in_lanes.is_active and self.delivery.in_lanes.lanes.are_all_failing
 
     @property
     def done_ever(self) -> int:
@@ -592,7 +592,7 @@ class SharedConsumer(NamedConsumer):
         for (offset, kind, hashed, reason), code in zip(wanted, answers, strict=False):
             is_ours = share is not None and not share.over and share.tracker.run_at(offset) is not None
             if share is not None and is_ours and code == codes.FENCED and kind is not Kind.OPEN:
-                self.delivery.in_lanes.skip(share, offset)
+                self.delivery.in_lanes.lanes.skip(share, offset)
                 self.delivery.settle_one(share, kind, offset, hashed, reason, now)
                 share.report(now)
 

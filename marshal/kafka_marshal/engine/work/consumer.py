@@ -50,14 +50,14 @@ class Cutting:
     def close_gaps(self, key: Key, is_on: bool) -> None:
         """Handle what waits in lanes below something that is done, or with a handler, though nothing else begins."""
         if self._of(key) is not None:
-            self._consumer.delivery.in_lanes.finish(key, is_on)
+            self._consumer.delivery.in_lanes.lanes.finish(key, is_on)
 
     def is_in_hand(self, key: Key) -> bool:
         """Whether something of it was handed out and is not done; what waits in a lane for its try is not."""
         if (assignment := self._of(key)) is None:
             return False
         # First: what a handler ends meanwhile is missing in the second number, until it is known here as done.
-        waiting = self._consumer.delivery.in_lanes.waiting(assignment)
+        waiting = self._consumer.delivery.in_lanes.lanes.waiting(key)
         assignment.tracker.follow()
         return assignment.tracker.in_hand > waiting
 
@@ -81,7 +81,7 @@ class Cutting:
         """Whether something that was handed out under an earlier holding is still in flight."""
         delivery = self._consumer.delivery
         delivery.owed.has_returned()
-        return any(x.key == key for x in delivery.owed) or delivery.in_lanes.is_with_handler(key)
+        return any(x.key == key for x in delivery.owed) or delivery.in_lanes.lanes.is_running(key)
 
     def begin(self, key: Key) -> int:
         """Begin with the progress in the log, at least at the log start. Returns the next offset."""

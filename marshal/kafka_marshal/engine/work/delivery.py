@@ -99,7 +99,7 @@ class Owed:
     def look(self, now: float) -> None:
         """Report what is overdue, and when nothing waits for it any more: every heartbeat interval."""
         waiting = {key: now for key in self._consumer.assignments if self._is_to_be_restored(key)}
-        waiting = {key: now for key in waiting if self._in_lanes.is_with_handler(key)}
+        waiting = {key: now for key in waiting if self._in_lanes.lanes.is_running(key)}
         self._left_behind = waiting | {key: at for key, at in self._left_behind.items() if key in waiting}
         overdue = {each.key: each for each in self._overdue(now)}
         for key in [key for key in self._reported if key not in overdue]:
@@ -249,8 +249,7 @@ class Delivery:
     @property
     def left_behind(self) -> list[LeftBehind]:
         """Messages that are given to others though a handler still has them. Any thread may ask."""
-        lanes = self.in_lanes.lanes
-        return [] if lanes is None else list(lanes.left.values())
+        return list(self.in_lanes.lanes.left.values())
 
     def _last_heard(self) -> float:
         return self._heard_at
@@ -393,7 +392,7 @@ class Delivery:
 
         A release waits for what handlers have: that stays in flight until they return.
         """
-        kept = self.in_lanes.with_handlers(assignment) if assignment.stage is Stage.REVOKING else ()
+        kept = self.in_lanes.lanes.with_handlers(assignment) if assignment.stage is Stage.REVOKING else ()
         self.in_lanes.recall(assignment, keep=True)
         self.in_lanes.purgatory.take_back(assignment, first)
         for run in [run for run in assignment.tracker.runs.values() if run.last >= first]:
@@ -471,11 +470,11 @@ class Delivery:
 
     def skip(self, assignment: Assignment, offset: int) -> None:
         """An operator has set this message aside: no handler gets it again; one that has it may finish."""
-        self.in_lanes.skip(assignment, offset)
+        self.in_lanes.lanes.skip(assignment, offset)
 
     def admit(self, assignment: Assignment, offset: int) -> None:
         """The log has the try of this message that is about to begin."""
-        self.in_lanes.admit(assignment, offset)
+        self.in_lanes.lanes.admit(assignment, offset)
 
     @given
     def done_run(self, run: Run, now: float) -> None:

@@ -373,6 +373,14 @@ class Partition:
         self.closes_to: int = -1
         self.done_to: int = -1
 
+    def pass_to(self, assignment: Assignment) -> None:
+        """From now on messages of this assignment wait here."""
+        self.assignment = assignment
+        self.finish_to = self.closes_to = self.done_to = -1
+        self.tried.clear()
+        self.skipped.clear()
+        self.unlogged.clear()
+
     def may_begin(self, lane: Lane, offset: int, now: float) -> bool:
         """Whether a try of this message may begin now."""
         lease = lane.assignment.lease

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
+from kafka_marshal.engine.inputs import reading
 from kafka_marshal.engine.work.assignment import Assignment, Stage
 from kafka_marshal.engine.work.lane import (
     HANGS_MS,
@@ -30,6 +32,7 @@ from kafka_marshal.engine.work.lane import (
     Partition,
     given_up,
 )
+from kafka_marshal.engine.work.open_messages import hash_of
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 from kafka_marshal.runtime import Lock
@@ -45,7 +48,9 @@ HELD_BACK_MS = 1_000.0
 class Lanes:
     """All lanes of one consumer. Workers call it without another lock, the engine under the shell's lock."""
 
-    def __init__(self, order: Order, lock: Lock, stop_signal: list[bool], grace_ms: float):
+    def __init__(
+        self, order: Order, lock: Lock | AbstractContextManager[None], stop_signal: list[bool], grace_ms: float
+    ) -> None:
         """lock: guards the lanes. stop_signal: once it is not empty, no try begins.
 
         grace_ms: the lease is lost this long after ``handler_timeout``, at which the handler is cancelled.
@@ -80,8 +85,8 @@ class Lanes:
         self.owner: Owner | None = None
         #: The handlers of that run.
         self.handlers: Handlers | None = None
-        #: No more tries begin.
-        self.is_ended: bool = False
+        #: No more tries begin: no run is under way.
+        self.is_ended: bool = True
         #: A try has failed: a partition being released need not wait for the next try.
         self.has_returned: bool = False
         #: Messages that failed after their assignments had ended; they will never be done here.
@@ -111,7 +116,7 @@ class Lanes:
         """This run has ended."""
         with self._lock:
             if self.owner is owner:
-                self.owner, self.is_ended, self.pace_ms = None, True, None
+                self.owner, self.handlers, self.is_ended, self.pace_ms = None, None, True, None
 
     def pace(self, pace_ms: float | None, now: float) -> None:
         """Begin one try of a partition at a time, this long (ms) after the one before; None: as many as handlers."""
@@ -119,6 +124,7 @@ class Lanes:
             self.failing_since = now
         self.pace_ms = pace_ms
 
+    @reading
     def put(
         self,
         assignment: Assignment,
@@ -133,15 +139,7 @@ class Lanes:
         ready: list[Lane] = []
         by_key, by_partition = self.order == "key", self.order == "partition"
         with self._lock:
-            partition = self._partitions.get(assignment.key)
-            if partition is None:
-                self._partitions[assignment.key] = partition = Partition(assignment)
-            if partition.assignment is not assignment:
-                partition.assignment = assignment
-                partition.finish_to = partition.closes_to = partition.done_to = -1
-                partition.tried.clear()
-                partition.skipped.clear()
-                partition.unlogged.clear()
+            partition = self._partition_of(assignment)
             if tried:
                 partition.tried.update(tried)
             lanes = partition.lanes
@@ -161,6 +159,15 @@ class Lanes:
                     lane.rest.append(message)
             self.ready += len(ready)
         return ready
+
+    def _partition_of(self, assignment: Assignment) -> Partition:
+        """The lanes of its partition, in which messages of an earlier assignment may still be with handlers."""
+        partition = self._partitions.get(assignment.key)
+        if partition is None:
+            self._partitions[assignment.key] = partition = Partition(assignment)
+        if partition.assignment is not assignment:
+            partition.pass_to(assignment)
+        return partition
 
     def begin(self, lane: Lane, now: float, owner: Owner) -> Message | None:
         """A worker begins a try of a ready lane. Returns its message; None: not now, or never."""
@@ -190,40 +197,34 @@ class Lanes:
             self.running += 1
             return message
 
+    @reading
     def watch(self, assignment: Assignment, unlogged: Iterable[int], alone: Sequence[int]) -> None:
         """Begin these messages, which follow, when the log has their tries (``admit``); the last ones alone."""
         with self._lock:
-            partition = self._partitions.get(assignment.key)
-            if partition is None or partition.assignment is not assignment:
-                self._partitions[assignment.key] = partition = partition or Partition(assignment)
-                partition.assignment = assignment
-                partition.finish_to = partition.closes_to = partition.done_to = -1
-                partition.tried.clear()
-                partition.skipped.clear()
-                partition.unlogged.clear()
-            partition.unlogged.update(dict.fromkeys(unlogged))
+            self._partition_of(assignment).unlogged.update(dict.fromkeys(unlogged))
             self._alone.update({(assignment.key, offset): False for offset in alone})
 
-    def admit(self, assignment: Assignment, offset: int) -> list[Lane]:
-        """The log has the try of this message that is about to begin, or shows that it has ended.
-
-        Returns the lane that got ready.
-        """
+    def admit(self, assignment: Assignment, offset: int) -> None:
+        """The log has the try of this message that is about to begin, or shows that it has ended."""
         with self._lock:
             if self._alone.get(place := (assignment.key, offset)):
                 del self._alone[place]
             partition = self._partitions.get(assignment.key)
             lane = None if partition is None else partition.unlogged.pop(offset, None)
             if lane is None or lane.message is None or offset_of(lane.message) != offset:
-                return []
-            if self.handlers is None:
+                return
+            if (handlers := self.handlers) is None:
                 lane.partition.parked.append(lane)
-                return []
+                return
             self.ready += lane.number == 1
-            return [lane]
+        handlers.put((lane,))
 
-    def next_alone(self, now: float) -> tuple[Key, Message] | None:
-        """The message that is tried alone next, as soon as the log has its try; None: no such try may begin now."""
+    @reading
+    def next_alone(self, now: float) -> tuple[str, int, int, int] | None:
+        """The message that is tried alone next, as soon as the log has its try; None: no such try may begin now.
+
+        Its topic, partition, offset and key hash: what a batch has left has none in the log.
+        """
         with self._lock:
             is_ending = self.is_ended or self._stop or self.owner is None or self.owner.is_ending
             waiting = next((place for place, has_ended in self._alone.items() if not has_ended), None)
@@ -236,7 +237,7 @@ class Lanes:
             if now >= partition.assignment.lease.hand_out_until:
                 return None
             firsts = [lane.message for lane in partition.lanes.values() if lane.message is not None]
-            return next(((key, message) for message in firsts if offset_of(message) == offset), None)
+            return next(((*key, offset, hash_of(each)) for each in firsts if offset_of(each) == offset), None)
 
     def _is_held_for_others(self, lane: Lane, now: float) -> bool:
         """Whether the first message of a lane waits for one that is tried alone, or until the log shows its end.
@@ -352,36 +353,40 @@ class Lanes:
         lane.partition.skipped.discard(offset)
         return is_skipped
 
-    def skip(self, assignment: Assignment, offset: int) -> list[Lane]:
-        """Remove a message that was set aside, after its try if one is under way. Returns the lanes that got ready."""
+    @reading
+    def skip(self, assignment: Assignment, offset: int) -> None:
+        """An operator has set this message aside: no handler gets it again; one that has it may finish."""
         with self._lock:
-            partition = self._partitions.get(assignment.key)
+            partition, ready = self._partitions.get(assignment.key), []
             if partition is None or partition.assignment is not assignment:
-                return []
+                return
             for lane in partition.lanes.values():
                 if lane.message is not None and offset_of(lane.message) == offset:
                     if lane.running:
                         partition.skipped.add(offset)
-                        return []
+                        return
                     self.has_returned = True
                     self._end_alone(lane)
                     self._retries = [each for each in self._retries if each[2] is not lane]
                     heapify(self._retries)
-                    return [lane] if self._drop(lane, self.owner) else []
+                    ready = [lane] if self._drop(lane, self.owner) else []
+                    break
                 if lane.rest and (waiting := [x for x in lane.rest if offset_of(x) == offset]):
                     lane.rest.remove(waiting[0])
                     self.has_returned = True
                     self._alone.pop((assignment.key, offset), None)
                     self.dropped.append((assignment, waiting[0]))
-                    return []
-            return []
+                    return
+        if ready and (handlers := self.handlers) is not None:
+            handlers.put(ready)
 
-    def tries(self, assignment: Assignment, blocking: int | None, ends: bool) -> list[tuple[int, int, Message]]:
-        """Messages that wait for their next try, with the number of tries that have begun; blocking: this one, too.
+    @reading
+    def tries(self, assignment: Assignment, blocking: int | None, ends: bool) -> tuple[tuple[int, int, int], ...]:
+        """Messages that wait for their next try, with the tries that have begun, and their key hashes.
 
-        ends: those with a handler, too, without the try under way.
+        blocking: this one, too. ends: those with a handler, too, without the try under way.
         """
-        found: list[tuple[int, int, Message]] = []
+        found: list[tuple[int, int, int]] = []
         # A failed try has killed no process: of those that it may begin, the last one is for such a try (U1).
         most = self.most_tries and self.most_tries - 1
         with self._lock:
@@ -392,10 +397,10 @@ class Lanes:
                 offset = offset_of(lane.message)
                 begun = lane.before + lane.number - 1
                 if ends if lane.running else begun > lane.partition.tried.get(offset, 0):
-                    found.append((offset, begun if most is None else min(begun, most), lane.message))
+                    found.append((offset, begun if most is None else min(begun, most), hash_of(lane.message)))
                 elif offset == blocking:
-                    found.append((offset, lane.before + lane.number, lane.message))
-        return found
+                    found.append((offset, lane.before + lane.number, hash_of(lane.message)))
+        return tuple(found)
 
     def _drop(self, lane: Lane, owner: Owner | None) -> bool:
         """Remove the first message from the lane: its assignment is over, or it was set aside."""
@@ -511,26 +516,36 @@ class Lanes:
                 )
         return are_open
 
+    @reading
     def waiting(self, key: Key) -> int:
-        """How many messages of a partition wait, also for their next try."""
+        """How many messages of a partition wait, also for their next try: no handler has them."""
         with self._lock:
             partition = self._partitions.get(key)
             lanes = () if partition is None else partition.lanes.values()
             return sum(len(x.rest or ()) + (x.message is not None and not x.running) for x in lanes)
 
+    @reading
     def failing(self, key: Key) -> int:
         """How many messages of a partition wait for another try."""
         with self._lock:
             partition = self._partitions.get(key)
             return 0 if partition is None else len(partition.started - partition.running)
 
+    @property
+    @reading
+    def are_all_failing(self) -> bool:
+        """Whether nothing succeeds: tries begin one at a time."""
+        return self.pace_ms is not None
+
+    @reading
     def is_running(self, key: Key) -> bool:
-        """Whether a message of a partition is with a handler."""
+        """Whether a handler has a message of this partition, of whichever assignment."""
         with self._lock:
             return (partition := self._partitions.get(key)) is not None and bool(partition.running)
 
+    @reading
     def recall(self, assignment: Assignment) -> list[Message]:
-        """Remove and return the messages of an assignment that wait, and are not with a handler."""
+        """Remove and return the messages of an assignment that wait, and are not with a handler, by offset."""
         found: list[Message] = []
         with self._lock:
             partition = self._partitions.get(assignment.key)
@@ -549,8 +564,9 @@ class Lanes:
                     lane.message = None
                     partition.started.discard(lane)
                     del partition.lanes[lane.key]
-        return found
+        return sorted(found, key=offset_of)
 
+    @reading
     def oldest(self, assignment: Assignment) -> float | None:
         """Since when (ms, own clock) a handler has had a message of this assignment; None: none has."""
         with self._lock:
@@ -559,10 +575,11 @@ class Lanes:
             times = (lane.began + self._grace_ms for lane in running if lane.assignment is assignment)
             return min(times, default=None)
 
+    @reading
     def leave(self, assignment: Assignment, before: float) -> list[Message]:
         """Remove and return messages of single lanes that handlers have had since before that time (ms, own clock).
 
-        What becomes of them there has no effect. (Without an order each lane has one message.)
+        They are still in flight; what their handlers do has no effect. (Without an order each lane has one message.)
         """
         found: list[Message] = []
         with self._lock:
@@ -579,6 +596,7 @@ class Lanes:
                 found.append(message)
         return found
 
+    @reading
     def disown(self, assignment: Assignment) -> None:
         """What handlers have of this assignment is given to others: they no longer hold it."""
         with self._lock:
@@ -586,6 +604,7 @@ class Lanes:
             for lane in () if partition is None else partition.running:
                 lane.is_left = lane.is_left or lane.assignment is assignment
 
+    @reading
     def with_handlers(self, assignment: Assignment) -> list[int]:
         """The offsets of this assignment's messages that handlers have."""
         with self._lock:

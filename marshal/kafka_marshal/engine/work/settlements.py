@@ -122,7 +122,7 @@ class Settlements:
             answers = None
         for offset, code in opened.refused(entries, answers) if answers else ():
             if code in _MEANS:
-                self._consumer.delivery.in_lanes.admit(assignment, offset)  # it is tried without that
+                self._consumer.delivery.in_lanes.lanes.admit(assignment, offset)  # it is tried without that
             self.refused(assignment, offset, code, now)
         self.report(assignment)
 
@@ -166,7 +166,7 @@ class Settlements:
         What two owners have begun is tried alone; what was begun too often is set aside. None: nothing of the run is.
         """
         assignment, in_lanes = run.assignment, self._consumer.delivery.in_lanes
-        if assignment.wary == 0 or not in_lanes.is_durable or in_lanes.lanes is None:
+        if assignment.wary == 0 or not in_lanes.is_durable:
             return None
         if assignment.wary is None:
             assignment.wary = MOST_WARY if assignment.origin.after_death else in_lanes.lanes.concurrency
@@ -209,14 +209,14 @@ class Settlements:
                     assignment.opened.grows_at = now + GROWS_MS
                 if self._log_waiting(assignment):
                     self.send(assignment, now)
-        found = self._consumer.delivery.in_lanes.next_alone(now)
+        found = self._consumer.delivery.in_lanes.lanes.next_alone(now)
         assignment = None if found is None else self._consumer.assignments.get((found[0], found[1]))
         if found is not None and assignment is not None and assignment.opened.log_next(*found[2:]):
             self.send(assignment, now)
 
     def _log_waiting(self, assignment: Assignment) -> bool:
         lanes = self._consumer.delivery.in_lanes.lanes
-        return lanes is not None and log_waiting(assignment.opened, lanes.concurrency, assignment.tracker.run_at)
+        return log_waiting(assignment.opened, lanes.concurrency, assignment.tracker.run_at)
 
     def note(self, assignment: Assignment, *, ends: bool = False) -> None:
         """Have tries in the log. ends: in order, so that those that have not ended count for nothing (U1)."""
