@@ -492,7 +492,6 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.work.assignment.Assignment": (41, 17),
     "kafka_marshal.engine.work.consumer.ConsumerEngine": (35, 19),
     "kafka_marshal.engine.work.delivery.Delivery": (34, 14),
-    "kafka_marshal.engine.work.in_lanes.InLanes": (39, 8),
     "kafka_marshal.engine.work.lanes.Lanes": (41, 22),
     "kafka_marshal.engine.work.positions.Positions": (29, 9),
     "kafka_marshal.engine.work.run.Run": (29, 24),

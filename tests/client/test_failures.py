@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal.adapters.memory import MemoryMessage
-from kafka_marshal.client.attempt import Attempt
+from kafka_marshal.client.attempt import Attempt, Handling
 from kafka_marshal.client.dead_letters import MOST_TRACE, place_of, reason_of, trace_of
 from kafka_marshal.client.failures import EVERY_MS, LETTERS, MOST_KINDS, Failures
 from kafka_marshal.client.handled import MOST_ERRORS, OTHER, Handled, ProcessTimes
@@ -47,7 +47,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Said:
 
 def attempt(offset: int = 17, key: bytes | None = b"LH400") -> Attempt:
     message: Any = MemoryMessage("orders", 3, offset, key, b"v", (1, 0))
-    return Attempt(message, 2, 3, 7, "billing", "claimed", "key")
+    return Attempt(Handling(3, "billing", "claimed", "key"), message, 2, 7)
 
 
 def test_the_first_of_each_kind_has_its_traceback_and_then_they_are_counted(

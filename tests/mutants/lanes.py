@@ -38,8 +38,9 @@ LANES: tuple[Mutation, ...] = (
     Mutation(
         "what failed is done",
         "Tries._put_aside",
-        "self._returned()",
-        'self.consumer._say(cast("Message", lane.message)); self._returned()',
+        "self._returned(lane, self.lanes.failed(lane, due, self.call))",
+        'self.consumer._say(cast("Message", lane.message)); '
+        "self._returned(lane, self.lanes.failed(lane, due, self.call))",
         "C14",
     ),
     # Forgotten lanes.

@@ -7,9 +7,9 @@ from tests.mutants.mutation import Mutation
 __all__ = ["TRANSACTIONS"]
 
 _LARGER = "self._finish(assignment, position if offset is None else max(position, offset), now)"
-_COMMIT = "transactions.commit(run.assignment, outputs, run.last, lambda: self._turn() is True)"
+_COMMIT = "transactions.commit(run, outputs, lambda: self._turn() is True)"
 _TOLD = "with self._consumer._driver.locked(): self._consumer._take(self._consumer._engine.delivery.done_run, run)"
-_OFFSET = "producer.commit(self._group_id, assignment.key, last_offset + 1, metadata, timeout_s)"
+_OFFSET = "producer.commit(self._group_id, assignment.key, run.last + 1, metadata, timeout_s)"
 
 TRANSACTIONS: tuple[Mutation, ...] = (
     # Taking over.
@@ -89,7 +89,7 @@ TRANSACTIONS: tuple[Mutation, ...] = (
         "the log is told before the commit",
         "Transaction._commit",
         _COMMIT,
-        f"{_TOLD}\n            {_COMMIT.split(', lambda')[0]})",
+        f"{_TOLD}\n            {_COMMIT.replace('self._turn() is True', 'True')}",
         "M4",
     ),
     Mutation(

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from kafka_marshal import Attempt, Message
-from kafka_marshal.client.attempt import GroupKind, current
+from kafka_marshal.client.attempt import GroupKind, Handling, current
 from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import SinkError, StaleEpochError
 from kafka_marshal.sinks import FencedSink, PostgresSink, Written
@@ -65,7 +65,7 @@ def attempt(
     key: bytes | None = None,
 ) -> Iterator[Attempt]:
     """A handler of ``run`` with this message."""
-    made = Attempt(message(offset, partition, key), 1, 5, epoch, "group", kind, order)
+    made = Attempt(Handling(5, "group", kind, order), message(offset, partition, key), 1, epoch)
     token = current.set(made)
     try:
         yield made

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -123,7 +123,8 @@ def test_a_batch_whose_share_is_over_by_the_own_clock_is_not_stored(kind: Kind) 
 def handled(kind: Kind, sink: FencedSink[Any], offset: int, done: Intervals, epoch: int = 7) -> bool:
     """Handle a record while the log shows these as done, and not open."""
     with attempt(offset, epoch) as made:
-        made._done_besides = lambda: done
+        made._assignment = cast("Any", object())
+        made._handling = made._handling._replace(done_of=lambda _: done)
         with sink.record() as tx:
             if not tx.is_done:
                 tx.execute(kind.insert(), (offset, str(epoch)))
@@ -209,7 +210,7 @@ def test_f6_a_last_offset_is_refused_in_a_run_that_sets_messages_aside(kind: Kin
         attempt(5, order="partition") as made,
         pytest.raises(ConfigurationError, match=r"park=True.*sink.record\(\)"),
     ):
-        made._leaves_open = True
+        made._handling = made._handling._replace(leaves_open=True)
         with kind.sink().transaction("group", [(*T0, 7, 5)]):
             pytest.fail("it may not get here")
 

@@ -4,16 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from kafka_marshal.adapters.message import Headers, Message, headers_of, mend
 from kafka_marshal.client.transactions import Headers as RecordHeaders
 from kafka_marshal.client.transactions import Output, output
+from kafka_marshal.engine.work.assignment import Assignment
+from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import ConfigurationError, LeaseLostError
 
 #: How partitions are assigned: by claims, or by a coordinated group.
 GroupKind = Literal["claimed", "coordinated"]
+
+
+class Handling(NamedTuple):
+    """What all attempts of one run have in common; the first four as attributes of an attempt."""
+
+    attempts: int | None
+    group_id: str
+    kind: GroupKind
+    order: Order
+    #: A handler's changes to headers are undone. (A header costs 0.3 µs, so they are kept only if needed.)
+    keeps_headers: bool = False
+    #: Whether ``produce`` works.
+    is_in_transaction: bool = False
+    #: Its run leaves messages open behind its position.
+    leaves_open: bool = False
+    #: Our own clock (ms).
+    now_ms: Callable[[], float] = lambda: 0.0
+    #: What of a partition is done in the group, and not open, as intervals (F4).
+    done_of: Callable[[Assignment], Sequence[tuple[int, int]]] = lambda _: ()
 
 
 class Attempt:
@@ -32,11 +53,11 @@ class Attempt:
     """
 
     __slots__ = (
-        "_done_besides",
+        "_assignment",
+        "_handling",
         "_headers",
-        "_held",
         "_key",
-        "_leaves_open",
+        "_lane",
         "_outputs",
         "_value",
         "attempts",
@@ -50,39 +71,26 @@ class Attempt:
     )
 
     def __init__(
-        self,
-        message: Message,
-        number: int,
-        attempts: int | None,
-        epoch: int,
-        group_id: str,
-        kind: GroupKind,
-        order: Order,
-        stable: int = -1,
-        keep_headers: bool = False,
-        held: Callable[[], bool] | None = None,
-        is_in_transaction: bool = False,
+        self, handling: Handling, message: Message, number: int, epoch: int, stable: int = -1, lane: Lane | None = None
     ) -> None:
-        """held: the answer of ``is_held``; None: it is always True. is_in_transaction: whether ``produce`` works."""
+        """lane: whose message it is; None: nothing can take it away."""
         self.message: Message = message
-        #: As in Kafka, even if the handler changes them. (A header costs 0.3 µs, so they are kept only if needed.)
+        #: As in Kafka, even if the handler changes them.
         self._key: bytes | None = message.key()
         self._value: bytes | None = message.value()
-        self._headers: Headers = tuple(headers_of(message) or ()) if keep_headers else None
+        self._headers: Headers = tuple(headers_of(message) or ()) if handling.keeps_headers else None
         self.number: int = number
-        self.attempts: int | None = attempts
+        self.attempts: int | None = handling.attempts
         self.epoch: int = epoch
-        self.group_id: str = group_id
-        self.kind = kind
-        self.order = order
+        self.group_id: str = handling.group_id
+        self.kind: GroupKind = handling.kind
+        self.order: Order = handling.order
         self.stable: int = stable
-        self._held = held
-        #: What of the partition is done in the group, and not open, as intervals (F4).
-        self._done_besides: Callable[[], Sequence[tuple[int, int]]] | None = None
-        #: The message was open, or its run leaves messages open behind its position: a last offset hides these.
-        self._leaves_open: bool = False
+        self._handling = handling
+        self._lane = lane
+        self._assignment: Assignment | None = None if lane is None else lane.assignment
         #: What it has produced; None: nothing may be, or nothing more.
-        self._outputs: list[Output] | None = [] if is_in_transaction else None
+        self._outputs: list[Output] | None = [] if handling.is_in_transaction else None
 
     @staticmethod
     def current() -> Attempt:
@@ -149,9 +157,25 @@ class Attempt:
             message.set_topic(topic)
 
     @property
+    def _leaves_open(self) -> bool:
+        """The message was open, or its run leaves messages open behind its position: a last offset hides these."""
+        lane = self._lane
+        return self._handling.leaves_open or (lane is not None and self.message.offset() in lane.partition.tried)
+
+    def _done_besides(self) -> Sequence[tuple[int, int]]:
+        """What of the partition is done in the group, and not open, as intervals (F4)."""
+        return () if self._assignment is None else self._handling.done_of(self._assignment)
+
+    @property
     def is_held(self) -> bool:
-        """Whether this process can prove, by its own clock, that it still holds the message's partition."""
-        return self._held is None or self._held()
+        """Whether this process can prove, by its own clock, that it still holds the message's partition.
+
+        Also while the partition is being released (T4).
+        """
+        assignment, lane = self._assignment, self._lane
+        if assignment is None or lane is None:
+            return True
+        return not (assignment.over or lane.is_left) and self._handling.now_ms() < assignment.lease.proven_until
 
     def require(self) -> None:
         """Raise LeaseLostError unless ``is_held``. Call it before a side effect that nothing else fences.

@@ -13,18 +13,16 @@ transaction of its message (M6).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from random import Random
-from typing import Any, cast
+from typing import cast
 
 from kafka_marshal.client.attempt import Attempt
-from kafka_marshal.client.dead_letters import headers_of
-from kafka_marshal.client.fetching import FetchingConsumer
-from kafka_marshal.client.handling import Fate, Retry, fate_of
-from kafka_marshal.client.transactions import Committing, Output
-from kafka_marshal.client.tries import Held, Tries, held_back
+from kafka_marshal.client.handling import MOST_ATTEMPTS, Fate, Retry, fate_of
+from kafka_marshal.client.transactions import TransactionalProducers
+from kafka_marshal.client.tries import Held, Letters, Tries, held_back
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.in_lanes import BLOCK_MESSAGES, Block, Finished, Purgatory
 from kafka_marshal.engine.work.lane import HeldBack, Lane
@@ -33,38 +31,15 @@ from kafka_marshal.logs import log
 from kafka_marshal.types import Key
 
 
-class LettersInTransactions:
+class LettersInTransactions(Letters):
     """Dead letters of a run with transactions: each goes into the transaction of its message (M6)."""
 
-    def __init__(self, topic: str, tries: Tries, secrets: Iterable[str]) -> None:
-        self.topic = topic
-        self._tries = tries
-        self._secrets = tuple(secrets)
+    def _send(self, lane: Lane, attempt: Attempt, error: Exception, with_trace: bool) -> None:
+        self._tries.settled(lane, self.finished(attempt, error, with_trace))
 
-    def send(self, lane: Lane, attempt: Attempt, error: Exception) -> None:
-        """Put a message aside; its lane continues (any thread)."""
-        if attempt.is_held:
-            self._tries.settled(lane, self.letter(attempt, error))
-        else:  # another member may have the partition now, and decides about the message
-            self._tries.given_back(lane)
-
-    def letter(self, attempt: Attempt, error: Exception, *, with_trace: bool = True) -> Finished:
+    def finished(self, attempt: Attempt, error: Exception, with_trace: bool) -> Finished:
         """A message with its dead letter as its output."""
-        headers = headers_of(
-            attempt.message,
-            attempt.group_id,
-            attempt.epoch,
-            attempt.number,
-            error,
-            own=attempt._headers or (),
-            secrets=self._secrets,
-            with_trace=with_trace,
-        )
-        made = Output(self.topic, attempt._value, attempt._key, tuple(headers))
-        return held_back(attempt, (made,), error, with_trace)
-
-    def close(self) -> None:
-        """The run has ended: nothing is to be done."""
+        return held_back(attempt, (self.letter(attempt, error, with_trace),), error, with_trace)
 
 
 #: At most this many transactions at a time, each of another partition.
@@ -88,24 +63,20 @@ class Transacting:
 
     def __init__(
         self,
-        consumer: FetchingConsumer[Any],
         tries: Tries,
-        transactions: Committing,
+        transactions: TransactionalProducers,
         letters: LettersInTransactions | None,
-        attempts: int,
         pause: Callable[[float], None],
     ) -> None:
-        """attempts: how often a transaction is tried whose record could not be written, though that may change.
-
-        pause: waits this long (s), or until the run has ended.
-        """
-        self._consumer = consumer
+        """pause: waits this long (s), or until the run has ended."""
+        self._consumer = tries.consumer
         self._tries = tries
         self._transactions = transactions
         self._letters = letters
-        self._attempts = attempts
+        #: How often a transaction is tried whose record could not be written, though that may change.
+        self._attempts = tries.options.retry.attempts or MOST_ATTEMPTS
         self._pause = pause
-        self._rng: Random = consumer._driver.cluster.runtime.random()
+        self._rng: Random = tries.runtime.random()
         #: Transactions under way, and since when (ms, own clock). A partition that was lost and is held again may have
         #: two: that of the lost lease waits for an answer of the brokers.
         self.under_way: dict[Run, float] = {}
@@ -138,7 +109,7 @@ class Transacting:
             return tracker.runs.get(run.first) is run
 
         try:
-            self._transactions.commit(run.assignment, outputs, run.last, is_current)
+            self._transactions.commit(run, outputs, is_current)
         except Exception as error:  # noqa: BLE001 - it is tried again, or ends the run
             self._settle(block, error)
         else:
@@ -193,7 +164,7 @@ class Transacting:
             if each.error is None:
                 self._consumer._handled.failed(topic, error)
                 self._tries.failures.failed(each.attempt, error)
-            return 1, letters.letter(each.attempt, each.error or error, with_trace=each.error is None)
+            return 1, letters.finished(each.attempt, each.error or error, with_trace=each.error is None)
         if each.error is not None:
             error.__context__ = each.error  # the run raises both
         self._tries.note(each.attempt, error)
@@ -216,20 +187,13 @@ class Committers:
     """The threads that commit the transactions of one run."""
 
     def __init__(
-        self,
-        consumer: FetchingConsumer[Any],
-        tries: Tries,
-        transactions: Committing,
-        letters: LettersInTransactions | None,
-        attempts: int,
+        self, tries: Tries, transactions: TransactionalProducers, letters: LettersInTransactions | None
     ) -> None:
-        """attempts: how often a transaction is tried whose record could not be written, though that may change."""
-        self._consumer = consumer
+        self._consumer = tries.consumer
         self._tries = tries
-        self._transacting = Transacting(consumer, tries, transactions, letters, attempts, self._pause)
-        self._driver = consumer._driver
-        self._number = consumer._engine.number
-        self._runtime = consumer._driver.cluster.runtime
+        self._transacting = Transacting(tries, transactions, letters, self._pause)
+        self._driver = tries.consumer._driver
+        self._runtime = tries.runtime
         #: Guards what follows.
         self._news = self._runtime.condition()
         self._threads = self._idle = 0

@@ -13,9 +13,9 @@ from math import inf
 from typing import Any, Final
 
 from kafka_marshal.client.attempt import Attempt
-from kafka_marshal.client.dead_letters import MOST_ADDED, headers_of
+from kafka_marshal.client.dead_letters import MOST_ADDED
 from kafka_marshal.client.fetching import FetchingConsumer
-from kafka_marshal.client.tries import Call, Tries
+from kafka_marshal.client.tries import Call, Letters, Tries
 from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.errors import (
     AuthenticationError,
@@ -166,13 +166,12 @@ def _number(config: TopicConfig, name: str) -> int | None:
 ACK_WAIT_S = 0.1
 
 
-class DeadLetterWriter:
+class DeadLetterWriter(Letters):
     """Produces dead letters, and reports the result of each. Its lane waits until the cluster has it."""
 
     def __init__(self, consumer: FetchingConsumer[Any], topic: str, tries: Tries) -> None:
         """Raises what check_topic raises (*blocking*)."""
-        self.topic = topic
-        self._tries = tries
+        super().__init__(topic, tries)
         check_topic(consumer, topic, tries.call)
         cluster = consumer._driver.cluster
         self._producer = cluster.producer(consumer._fetcher.config)
@@ -183,27 +182,14 @@ class DeadLetterWriter:
         self._is_over = False
         cluster.runtime.start(self._serve, "kafka-marshal-dead-letters")
 
-    def send(self, lane: Lane, attempt: Attempt, error: Exception, with_trace: bool = True) -> None:
-        """Put a message aside, as it is in Kafka; its lane continues when that is acknowledged (any thread)."""
-        if not attempt.is_held:  # another member may have the partition now, and decides about the message
-            self._tries.given_back(lane)
-            return
-        headers = headers_of(
-            attempt.message,
-            attempt.group_id,
-            attempt.epoch,
-            attempt.number,
-            error,
-            own=attempt._headers or (),
-            secrets=self._tries.failures.secrets,
-            with_trace=with_trace,
-        )
+    def _send(self, lane: Lane, attempt: Attempt, error: Exception, with_trace: bool) -> None:
+        made = self.letter(attempt, error, with_trace)
         with self._news:
             self._under_way[attempt] = lane
             self._news.notify_all()
         acked = partial(self._acked, attempt, error, with_trace)
         try:
-            self._producer.send(self.topic, attempt._value, attempt._key, headers, acked)
+            self._producer.send(made.topic, made.value, made.key, made.headers, acked)
         except BaseException:
             with self._news:
                 self._under_way.pop(attempt, None)
@@ -223,7 +209,8 @@ class DeadLetterWriter:
         if self._is_over:
             self._tries.given_back(lane)
         elif failure is None:
-            self._tries.put_aside(lane, attempt, error, self.topic)
+            self._tries.note_letter(attempt, error, self.topic)
+            self._tries.settled(lane, attempt.message)
         elif with_trace and isinstance(failure, ProduceError) and not failure.retry:
             self.send(lane, attempt, error, with_trace=False)  # perhaps only the traceback makes it too large
         elif isinstance(failure, KafkaUnavailableError) and not self._tries.call.is_ending:

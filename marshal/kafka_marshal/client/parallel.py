@@ -19,7 +19,7 @@ from kafka_marshal.client.breaker import FAILING, SAID_AFTER_MS, Elsewhere, done
 from kafka_marshal.client.committing import Committers, LettersInTransactions
 from kafka_marshal.client.dead_letter_writer import DeadLetterWriter, check_topic
 from kafka_marshal.client.fetching import FetchingConsumer
-from kafka_marshal.client.handling import MOST_ATTEMPTS, RunOptions
+from kafka_marshal.client.handling import RunOptions
 from kafka_marshal.client.transactions import TransactionalProducers
 from kafka_marshal.client.tries import LOOK_S, Call, Tries
 from kafka_marshal.client.workers import Tasks, Threads
@@ -61,7 +61,8 @@ def carry_out(
         if not call.is_ending:
             Runner(consumer, options, call, loop).feed(is_gone)
     finally:
-        consumer._delivery.in_lanes.lanes.close(call)
+        lanes = consumer._delivery.in_lanes.lanes
+        lanes.close(call)
         call.is_over = True
 
 
@@ -111,12 +112,11 @@ class Runner:
         self._elsewhere = Elsewhere()
 
     def _prepare_transactions(self, transactions: TransactionalProducers, dead_letters: str | None) -> None:
-        tries, consumer, letters = self._tries, self._consumer, None
+        tries, letters = self._tries, None
         if dead_letters is not None:
-            check_topic(consumer, dead_letters, self._call)
-            tries.letters = letters = LettersInTransactions(dead_letters, tries, tries.failures.secrets)
-        attempts = self._options.retry.attempts or MOST_ATTEMPTS
-        self._committers = Committers(consumer, tries, transactions, letters, attempts)
+            check_topic(self._consumer, dead_letters, self._call)
+            tries.letters = letters = LettersInTransactions(dead_letters, tries)
+        self._committers = Committers(tries, transactions, letters)
         tries.heard = self._committers.heard
 
     def _made(self) -> Lanes:
@@ -124,9 +124,8 @@ class Runner:
         consumer, order = self._consumer, self._options.order
         timeout = consumer._engine.settings.handler_timeout_ms
         in_lanes = consumer._delivery.in_lanes
-        _wait(
-            consumer, lambda: (before := in_lanes.lanes.owner) is None or not before.is_ending
-        )  # its caller may be gone
+        # The caller of the run before may be gone.
+        _wait(consumer, lambda: (before := in_lanes.lanes.owner) is None or not before.is_ending)
         with self._driver.locked(step=False):
             lanes = in_lanes.lanes
             if lanes.owner is not None:

@@ -106,7 +106,7 @@ class Transaction:
         try:
             with transactions.figures.wait():
                 self._await_turn(is_gone)
-            transactions.commit(run.assignment, outputs, run.last, lambda: self._turn() is True)
+            transactions.commit(run, outputs, lambda: self._turn() is True)
         except BaseException:
             self._abort(is_gone)
             raise

@@ -10,14 +10,14 @@ import logging
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from kafka_marshal import arguments
 from kafka_marshal.client.modes import Transactions
 from kafka_marshal.engine.effects import TakeOver, TakeOverStep
 from kafka_marshal.engine.figures import Distribution, Histogram
 from kafka_marshal.engine.inputs import Ts
-from kafka_marshal.engine.work.assignment import Assignment
+from kafka_marshal.engine.work.assignment import Assignment, Run
 from kafka_marshal.engine.work.taking_over import TakeOvers, metadata_of
 from kafka_marshal.errors import (
     AuthorizationError,
@@ -157,18 +157,6 @@ class _Kept:
         #: A thread uses it: that thread closes it, if it is over by then.
         self.is_busy = True
         self.is_over = False
-
-
-class Committing(Protocol):
-    """What commits a partition's transactions."""
-
-    def commit(
-        self,
-        assignment: Assignment,
-        outputs: Sequence[Output],
-        last_offset: int,
-        is_current: Callable[[], bool] = lambda: True,
-    ) -> None: ...
 
 
 class TransactionalProducers:
@@ -375,23 +363,18 @@ class TransactionalProducers:
 
     # Committing (on a thread of the library).
 
-    def commit(
-        self,
-        assignment: Assignment,
-        outputs: Sequence[Output],
-        last_offset: int,
-        is_current: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """Commit these records, and that all is done up to last_offset, as one transaction (*blocking*).
+    def commit(self, run: Run, outputs: Sequence[Output], is_current: Callable[[], bool]) -> None:
+        """Commit these records, and that all is done up to the run's end, as one transaction (*blocking*).
 
         The caller sees to the order (M5), and reports the messages as done when this has returned. is_current: asked
-        under the engine's lock, right before: whether what the transaction covers is still in flight.
+        under the engine's lock, right before: whether the run is still in flight.
 
         Raises, with nothing committed: TransactionLostError; TransactionError (retry: what was in flight comes again,
         and may succeed then); AuthorizationError and others of the producer. Raises TransactionFencedError, or
         TransactionError with retry, if another producer has fenced this one, or the outcome is not known: then the
         partition is taken over again, and what Kafka shows as committed does not come again.
         """
+        assignment = run.assignment
         with self.figures.wait():
             kept = self._producer_of(assignment, is_current)
             try:
@@ -400,18 +383,19 @@ class TransactionalProducers:
                 self._leave(kept)
                 raise
         try:
-            self._produce(kept, assignment, outputs, last_offset)
+            self._produce(kept, run, outputs)
         finally:
             self._leave(kept)
 
-    def _produce(self, kept: _Kept, assignment: Assignment, outputs: Sequence[Output], last_offset: int) -> None:
-        producer, timeout_s, began = kept.producer, self._options.timeout, self._driver.monotonic()
+    def _produce(self, kept: _Kept, run: Run, outputs: Sequence[Output]) -> None:
+        producer, assignment = kept.producer, run.assignment
+        timeout_s, began = self._options.timeout, self._driver.monotonic()
         try:
             producer.begin()
             for each in outputs:
                 producer.send(*each)
             metadata = metadata_of(assignment.epoch, self._log_name)
-            producer.commit(self._group_id, assignment.key, last_offset + 1, metadata, timeout_s)
+            producer.commit(self._group_id, assignment.key, run.last + 1, metadata, timeout_s)
         except Exception as error:
             try:
                 producer.abort(STEP_TIMEOUT_S)

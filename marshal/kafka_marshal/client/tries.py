@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from functools import partial
@@ -13,16 +13,17 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
-from kafka_marshal.client.attempt import Attempt, current
+from kafka_marshal.client.attempt import Attempt, Handling, current
 from kafka_marshal.client.batch import Look
 from kafka_marshal.client.breaker import SLOWEST_PACE_MS, Breaker
+from kafka_marshal.client.dead_letters import headers_of
 from kafka_marshal.client.failures import Failures, shortened
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import Fate, RunOptions, fate_of
 from kafka_marshal.client.transactions import Output
-from kafka_marshal.engine.work.assignment import Assignment, stable_of
+from kafka_marshal.engine.work.assignment import stable_of
 from kafka_marshal.engine.work.in_lanes import Finished
-from kafka_marshal.engine.work.lane import Lane
+from kafka_marshal.engine.work.lane import Handlers, Lane
 from kafka_marshal.engine.work.lanes import Lanes
 from kafka_marshal.engine.work.open_messages import hash_of
 from kafka_marshal.engine.work.run import offset_of
@@ -66,30 +67,48 @@ def _size_of(each: Output) -> int:
     return len(each.value or b"") + len(each.key or b"") + headers
 
 
-class Workers(Protocol):
+class Workers(Handlers, Protocol):
     """They call the handlers: threads, or tasks of an event loop."""
 
     def start(self) -> None: ...
 
-    def put(self, lanes: Iterable[Lane]) -> None:
-        """These lanes are ready (any thread)."""
-
     def look(self, now: float) -> None:
         """Cancel or replace handlers that take too long (now: ms, own clock; the feeder calls)."""
-
-    @property
-    def count(self) -> tuple[int, int]:
-        """(how many handlers there are, how many there should be) (any thread; no lock)."""
 
     def end(self, timeout: float) -> None:
         """End the workers: no lane gets ready any more (*blocking*, at most timeout seconds)."""
 
 
-class Letters(Protocol):
+class Letters:
     """Puts aside messages whose last try has failed."""
 
-    def send(self, lane: Lane, attempt: Attempt, error: Exception) -> None:
-        """Put a message aside; its lane continues (any thread)."""
+    def __init__(self, topic: str, tries: Tries) -> None:
+        self.topic: str = topic
+        self._tries = tries
+
+    def send(self, lane: Lane, attempt: Attempt, error: Exception, with_trace: bool = True) -> None:
+        """Put a message aside; its lane continues once that is certain (any thread)."""
+        if attempt.is_held:
+            self._send(lane, attempt, error, with_trace)
+        else:  # another member may have the partition now, and decides about the message
+            self._tries.given_back(lane)
+
+    def _send(self, lane: Lane, attempt: Attempt, error: Exception, with_trace: bool) -> None:
+        raise NotImplementedError
+
+    def letter(self, attempt: Attempt, error: Exception, with_trace: bool) -> Output:
+        """A message's dead letter: as it is in Kafka, with why it failed."""
+        headers = headers_of(
+            attempt.message,
+            attempt.group_id,
+            attempt.epoch,
+            attempt.number,
+            error,
+            own=attempt._headers or (),
+            secrets=self._tries.failures.secrets,
+            with_trace=with_trace,
+        )
+        return Output(self.topic, attempt._value, attempt._key, tuple(headers))
 
     def close(self) -> None:
         """The run has ended."""
@@ -152,8 +171,18 @@ class Tries:
         #: The error that ends the run; None: there is none.
         self.error: BaseException | None = None
         self._timer_runs = False
-        #: Of each attempt; and, last, what reads for sinks.
-        self._about = *consumer._about()[:2], options.order, Look(consumer._driver, consumer._engine)
+        group_id, kind, *_ = consumer._about()
+        self._handling = Handling(
+            attempts=options.retry.attempts,
+            group_id=group_id,
+            kind=kind,
+            order=options.order,
+            keeps_headers=options.dead_letters is not None or options.retry.attempts != 1,
+            is_in_transaction=consumer._transactions is not None,
+            leaves_open=options.is_durable,
+            now_ms=self.runtime.now_ms,
+            done_of=Look(consumer._driver, consumer._engine).done_of,
+        )
 
     # The feeder.
 
@@ -185,40 +214,22 @@ class Tries:
             self._wake()
         if message is None:
             return None
-        assignment, attempts = lane.assignment, self.options.retry.attempts
-        stable, keep = stable_of(assignment), self.letters is not None or attempts != 1
-        about = (*self._about[:3], stable, keep, partial(self.is_held, lane, assignment), self.heard is not None)
-        number = lane.before + lane.number
-        epoch = assignment.epoch if lane.token is None else lane.token
-        attempt = Attempt(cast("Message", message), number, attempts, epoch, *about)
-        attempt._done_besides = partial(self._about[3].done_of, assignment)
-        attempt._leaves_open = self.options.is_durable or attempt.message.offset() in lane.partition.tried
+        number, epoch = lane.before + lane.number, lane.assignment.epoch if lane.token is None else lane.token
+        message = cast("Message", message)
+        attempt = Attempt(self._handling, message, number, epoch, stable_of(lane.assignment), lane)
         current.set(attempt)
-        for hooks in self.options.hooks:
-            if hooks.before is not None:
-                _hook("before", hooks.before, attempt)
+        self._call_hooks("before", attempt)
         return attempt
-
-    def is_held(self, lane: Lane, assignment: Assignment) -> bool:
-        """Whether our own clock proves that this member holds a lane's message, also while it is being released (T4).
-
-        Checked before a side effect: if the process was stopped, another member may have the partition by now.
-        """
-        return not (assignment.over or lane.is_left) and self.runtime.now_ms() < assignment.lease.proven_until
 
     def done(self, lane: Lane, attempt: Attempt, began: float) -> bool:
         """A handler has returned; whether its lane is ready again: then the caller takes it or puts it back."""
         attempt._restore_topic(lane.assignment.key[0])
         if self.options.park:
             self.succeeded()
+        now = self.runtime.now_ms()
         if self.options.order == "key":
-            now = self.runtime.now_ms()
             self.lanes.hot.note(lane.assignment.key, attempt.message.key(), now - began, now)
-        if self.options.hooks:
-            took = (self.runtime.now_ms() - began) / 1000
-            for hooks in self.options.hooks:
-                if hooks.after is not None:
-                    _hook("after", hooks.after, attempt, took)
+        self._call_hooks("after", attempt, (now - began) / 1000)
         if self.heard is None:
             return self._settle(lane, attempt.message)
         return self._settle(lane, held_back(attempt, attempt._take_outputs()))
@@ -242,7 +253,7 @@ class Tries:
         fate, took = fate_of(error), (self.runtime.now_ms() - began) / 1000
         attempt._take_outputs()  # a failed try leaves nothing
         attempt._restore(lane.assignment.key[0])
-        if not self.is_held(lane, lane.assignment):
+        if not attempt.is_held:
             self._call_hooks("lost", attempt, took, error)
             if fate is Fate.ENDS:
                 self.give_up(lane, attempt, error)
@@ -299,19 +310,15 @@ class Tries:
         self.failures.put_aside(attempt, error, PARKED)
         park = self.consumer._engine.park
         self.consumer._say(partial(self.consumer._take, park, *place, attempt.number, reason))
-        if self.lanes.done(lane, self.call):
-            self.workers.put((lane,))
-        self._returned()
+        self._returned(lane, self.lanes.done(lane, self.call))
 
-    def _call_hooks(self, name: Literal["failed", "lost"], attempt: Attempt, took: float, error: BaseException) -> None:
+    def _call_hooks(self, name: Literal["before", "after", "failed", "lost"], attempt: Attempt, *of: object) -> None:
         for hooks in self.options.hooks:
             if (function := getattr(hooks, name)) is not None:
-                _hook(name, function, attempt, took, error)
-
-    def put_aside(self, lane: Lane, attempt: Attempt, error: BaseException, topic: str) -> None:
-        """A message is a dead letter, and the cluster has it."""
-        self.note_letter(attempt, error, topic)
-        self.settled(lane, attempt.message)
+                try:
+                    arguments.a_result(f"the hook {name!r} of run(…)", function(attempt, *of))
+                except BaseException as error:  # noqa: BLE001 - what watches a handler must not end it
+                    report(f"the hook {name!r} of run(…)", error)
 
     def note_letter(self, attempt: Attempt, error: BaseException, topic: str) -> None:
         """Count a dead letter that the cluster has, and log it."""
@@ -326,17 +333,15 @@ class Tries:
 
     def given_back(self, lane: Lane) -> None:
         """This try does not count: its partition is not proven to be ours, or the run is over."""
-        if self.lanes.give_back(lane, self.call):
-            self.workers.put((lane,))
-        self._returned()
+        self._returned(lane, self.lanes.give_back(lane, self.call))
 
     def _put_aside(self, lane: Lane, due: float | None) -> None:
-        if self.lanes.failed(lane, due, self.call):
-            self.workers.put((lane,))
-        self._returned()
+        self._returned(lane, self.lanes.failed(lane, due, self.call))
 
-    def _returned(self) -> None:
-        """A try has ended, and its message is not done."""
+    def _returned(self, lane: Lane, is_ready: bool) -> None:
+        """A try has ended, and its message is not done. is_ready: its lane continues."""
+        if is_ready:
+            self.workers.put((lane,))
         self.consumer._nudge()
         if self.lanes.is_ended:
             self.consumer._driver.post(self._give_back)
@@ -350,7 +355,7 @@ class Tries:
         """
         self.end(error)
         self.lanes.abandon(lane, turn)
-        self._returned()
+        self._returned(lane, is_ready=False)
         report("what follows a handler of run(…)", error, "the run ends, and the message comes again")
 
     @contextmanager
@@ -412,10 +417,3 @@ def cancelled(error: BaseException) -> BaseException:
     failure = CancelledError("something that the handler waited for was cancelled, not the handler itself")
     failure.__cause__ = error
     return failure
-
-
-def _hook(name: str, function: Callable[..., object], *args: object) -> None:
-    try:
-        arguments.a_result(f"the hook {name!r} of run(…)", function(*args))
-    except BaseException as error:  # noqa: BLE001 - what watches a handler must not end it
-        report(f"the hook {name!r} of run(…)", error)

@@ -453,7 +453,8 @@ class Recorder:
             case Grant():
                 return {"grant": self._number(thing.run)}
             case Lanes():
-                return {"lanes": [self._number(thing), thing.order, *thing.logging]}
+                logging = thing.is_durable, thing.concurrency, thing.most_tries
+                return {"lanes": [self._number(thing), thing.order, *logging]}
             case Pull():
                 if thing in self._numbers:
                     return {"made": self._numbers[thing]}

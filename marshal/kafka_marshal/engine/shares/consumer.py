@@ -545,7 +545,7 @@ class SharedConsumer(NamedConsumer):
     @property
     def are_all_failing(self) -> bool:
         """Whether nothing succeeds here."""
-        return self.delivery.in_lanes.is_active and self.delivery.in_lanes.lanes.are_all_failing
+        return self.delivery.in_lanes.is_active and self.delivery.in_lanes.are_all_failing
 
     @property
     def done_ever(self) -> int:

@@ -409,6 +409,12 @@ class InLanes:
     def _have_ended(self) -> bool:
         return self.lanes.is_ended
 
+    @property
+    @reading
+    def are_all_failing(self) -> bool:
+        """Whether nothing succeeds: tries begin one at a time."""
+        return self.lanes.pace_ms is not None
+
     @reading
     def hashes(self, messages: Sequence[Message]) -> list[int]:
         """Where messages lie among the key hashes of their partition."""

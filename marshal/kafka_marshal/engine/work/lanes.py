@@ -107,11 +107,6 @@ class Lanes:
             self.pace_ms, self.concurrency, self.most_tries = None, concurrency, most_tries
             self._alone.clear()
 
-    @property
-    def logging(self) -> tuple[bool, int, int | None]:
-        """Whether tries are logged, how many handlers there are, and the most tries that owners begin of a message."""
-        return self.is_durable, self.concurrency, self.most_tries
-
     def close(self, owner: Owner) -> None:
         """This run has ended."""
         with self._lock:
@@ -530,12 +525,6 @@ class Lanes:
         with self._lock:
             partition = self._partitions.get(key)
             return 0 if partition is None else len(partition.started - partition.running)
-
-    @property
-    @reading
-    def are_all_failing(self) -> bool:
-        """Whether nothing succeeds: tries begin one at a time."""
-        return self.pace_ms is not None
 
     @reading
     def is_running(self, key: Key) -> bool:
