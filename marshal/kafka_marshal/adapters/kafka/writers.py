@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as KafkaMessage
@@ -41,6 +41,15 @@ FLUSH_SLICE_S = 0.1
 
 #: Shared between threads: acks to be called.
 _Due: TypeAlias = deque[Callable[[], object]]
+
+#: What an acknowledgement says of a record.
+A = TypeVar("A")
+
+#: librdkafka's answer: (why it was not written, the record; None: it was not even queued).
+_Answer: TypeAlias = Callable[[KafkaError | None, KafkaMessage | None], A]
+
+#: librdkafka has no room for a record.
+QUEUE_FULL = KafkaError(KafkaError._QUEUE_FULL)
 
 
 class Sending:
@@ -105,31 +114,36 @@ class Sending:
             self._warming.join(WARM_UP_S)
             self._is_warm = True
 
-    def _queue(self, produce: Callable[[], None], refused: Callable[[KafkaException | None], None]) -> None:
-        """Pass a record to librdkafka; refused is called with why it is not taken (None: its queue is full)."""
+    def _queue(
+        self,
+        produce: Callable[[_Answer[None]], None],
+        on_ack: Callable[[A], object] | None,
+        means: _Answer[A],
+    ) -> None:
+        """Pass a record to librdkafka. on_ack: due once there is an answer, with what that means."""
+
+        def answered(error: KafkaError | None, message: KafkaMessage | None) -> None:
+            if on_ack is not None:
+                self._due.append(partial(on_ack, means(error, message)))
+
+        def delivered(error: KafkaError | None, message: KafkaMessage | None) -> None:
+            with self._counting:
+                self._under_way -= 1
+            answered(error, message)
+
         try:
-            self._count(produce)
-        except BufferError:
-            # librdkafka's queue is full: let it call back for what is delivered, then try once more.
-            self._serve(partial(self._producer.poll, 0))
             try:
-                self._count(produce)
+                produce(delivered)
             except BufferError:
-                refused(None)
-            except KafkaException as error:
-                refused(error)
+                # librdkafka's queue is full: let it call back for what is delivered, then try once more.
+                self._serve(partial(self._producer.poll, 0))
+                produce(delivered)
+            with self._counting:
+                self._under_way += 1
+        except BufferError:
+            answered(QUEUE_FULL, None)
         except KafkaException as error:
-            refused(error)
-
-    def _count(self, produce: Callable[[], None]) -> None:
-        produce()
-        with self._counting:
-            self._under_way += 1
-
-    def _answered(self) -> None:
-        """Librdkafka has answered for a record."""
-        with self._counting:
-            self._under_way -= 1
+            answered(kafka_error(error), None)
 
     def _serve(self, work: Callable[[], object]) -> None:
         """Let librdkafka work. If it raises it has failed for good, which the acks of all records then report."""
@@ -239,44 +253,30 @@ class KafkaAppender(Sending):
         self._check_open()
         self._await_warmth()
         self._queue(
-            lambda: self._producer.produce(self._topic, value, b"", partition, partial(self._delivered, on_ack)),
-            partial(self._refused, on_ack),
+            lambda answer: self._producer.produce(self._topic, value, b"", partition, answer), on_ack, self._ack_of
         )
 
-    def _delivered(self, on_ack: Callable[[Ack], None] | None, error: KafkaError | None, message: KafkaMessage) -> None:
-        """Put an ack aside (librdkafka's delivery callback)."""
-        self._answered()
-        if on_ack is None:
-            return
+    def _ack_of(self, error: KafkaError | None, message: KafkaMessage | None) -> Ack:
         if error is None:
-            offset = message.offset()
+            offset = None if message is None else message.offset()
             # A retry that found its record written already is acknowledged without the offset (C17).
-            ack = Ack(offset if offset is not None and offset >= 0 else None)
-        else:
-            reason = self._troubles.recent()
-            text = error.str()
-            if reason is not None and error.code() == KafkaError._MSG_TIMED_OUT:
-                text = f"{text} ({reason.str()})"
-            elif error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                # Without numbers: the same reason is reported once for all records.
-                text = f"{text}: max.message.bytes of {self._topic} is too small; kafka-marshal init --check says what "
-                text += "it must be"
-            elif self._troubles.fatal is not None:
-                text = self._troubles.fatal
-            ack = Ack(None, text, self._fatal or error.fatal(), self._forbidden(error))
-        self._due.append(partial(on_ack, ack))
-
-    def _refused(self, on_ack: Callable[[Ack], None] | None, error: KafkaException | None) -> None:
-        """A record that was not even queued: its ack is due at the next poll like any other."""
-        if on_ack is not None:
-            full = "the client's queue of records to be sent is full; this one was not sent"
-            text = full if error is None else kafka_error(error).str()
-            why = self._troubles.fatal or text  # a client that failed for good says "fatal error" of all that follows
-            self._due.append(partial(on_ack, Ack(None, why, self._fatal, self._forbidden(error))))
-
-    def _forbidden(self, error: KafkaException | KafkaError | None) -> bool:
-        """Whether a record failed because we may not append: reported for it, or for the producer as a whole."""
-        return self._denied or (error is not None and is_forbidden(kafka_error(error)))
+            return Ack(offset if offset is not None and offset >= 0 else None)
+        # Reported for the record, or for the producer as a whole.
+        is_denied, reason, text = self._denied or is_forbidden(error), self._troubles.recent(), error.str()
+        if message is None:
+            if error is QUEUE_FULL:
+                text = "the client's queue of records to be sent is full; this one was not sent"
+            # A client that failed for good says "fatal error" of all that follows.
+            return Ack(None, self._troubles.fatal or text, self._fatal, is_denied)
+        if reason is not None and error.code() == KafkaError._MSG_TIMED_OUT:
+            text = f"{text} ({reason.str()})"
+        elif error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            # Without numbers: the same reason is reported once for all records.
+            text = f"{text}: max.message.bytes of {self._topic} is too small; kafka-marshal init --check says what "
+            text += "it must be"
+        elif self._troubles.fatal is not None:
+            text = self._troubles.fatal
+        return Ack(None, text, self._fatal or error.fatal(), is_denied)
 
 
 #: The partitioner decides.
@@ -295,17 +295,6 @@ _TIMEOUT_CODES = RETRY_CODES | {KafkaError.NOT_ENOUGH_REPLICAS, KafkaError.NOT_E
 class KafkaProducer(Sending):
     """An idempotent producer. After a fatal error it fails what is under way, and begins again with the next record."""
 
-    def __init__(
-        self,
-        settings: dict[str, object],
-        troubles: Troubles,
-        *,
-        delivery_timeout_ms: int,
-        producer: Callable[[dict[str, object]], Producer] = Producer,
-    ) -> None:
-        super().__init__(settings, troubles, delivery_timeout_ms=delivery_timeout_ms, producer=producer)
-        self._renewing = threading.Lock()
-
     def send(
         self,
         topic: str,
@@ -320,49 +309,22 @@ class KafkaProducer(Sending):
         size = producing.size_of(value, key, headers)
         # The producer is looked up when it is used: what another thread has given up takes no record.
         self._queue(
-            lambda: self._producer.produce(
-                topic,
-                value,
-                key,
-                ANY_PARTITION,
-                partial(self._delivered, topic, size, on_ack),
-                headers=list(headers),
-            ),
-            lambda error: self._fail(topic, size, on_ack, None if error is None else kafka_error(error)),
+            lambda answer: self._producer.produce(topic, value, key, ANY_PARTITION, answer, headers=list(headers)),
+            on_ack,
+            lambda error, _: None if error is None else self._error(topic, size, error),
         )
 
     def _begin_again(self) -> None:
         """A producer that has failed for good is replaced once all that it had is answered for."""
         if self._fatal and self._under_way == 0:
-            with self._renewing:
+            with self._closing:
                 if self._fatal:
                     self._producer = self._make()
                     self._denied = False
                     self._troubles.fatal = None
 
-    def _delivered(
-        self,
-        topic: str,
-        size: int,
-        on_ack: Callable[[Exception | None], None] | None,
-        error: KafkaError | None,
-        _message: KafkaMessage,
-    ) -> None:
-        """Put an ack aside (librdkafka's delivery callback)."""
-        self._answered()
-        if error is not None:
-            self._fail(topic, size, on_ack, error)
-        elif on_ack is not None:
-            self._due.append(partial(on_ack, None))
-
-    def _fail(
-        self, topic: str, size: int, on_ack: Callable[[Exception | None], None] | None, error: KafkaError | None
-    ) -> None:
-        if on_ack is not None:
-            self._due.append(partial(on_ack, self._error(topic, size, error)))
-
-    def _error(self, topic: str, size: int, error: KafkaError | None) -> Exception:
-        if error is None:
+    def _error(self, topic: str, size: int, error: KafkaError) -> Exception:
+        if error is QUEUE_FULL:
             return producing.queue_full(topic)
         code, text = error.code(), error.str()
         if self._denied or is_forbidden(error):
@@ -516,7 +478,7 @@ class KafkaTransactionalProducer(KafkaProducer):
                 deadline = deadline or time.monotonic() + self._delivery_timeout_s
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
-                    return self._note(topic, producing.size_of(value, key, headers), None)
+                    return self._note(topic, producing.size_of(value, key, headers), QUEUE_FULL)
                 self._serve(partial(self._producer.poll, min(left_s, ROOM_SLICE_S)))
             except KafkaException as error:
                 return self._note(topic, producing.size_of(value, key, headers), kafka_error(error))
@@ -531,15 +493,15 @@ class KafkaTransactionalProducer(KafkaProducer):
             size = producing.size_of(message.value(), message.key(), message.headers() or ())
             self._note(message.topic() or "", size, error)
 
-    def _note(self, topic: str, size: int, error: KafkaError | None) -> None:
-        """Keep why the first record was not written; error: None: the queue stayed full."""
-        if error is not None and error.code() in TOO_LARGE_CODES and self._has_large_batches and size < LARGE_BATCH:
+    def _note(self, topic: str, size: int, error: KafkaError) -> None:
+        """Keep why the first record was not written."""
+        if error.code() in TOO_LARGE_CODES and self._has_large_batches and size < LARGE_BATCH:
             self._batches.are_small = self._is_outdated = True
             why = f"topic {topic!r} allows no batch of this size, and the next try has smaller ones"
             self._lost = transactions.failed(self._id, why, retry=True)
         if self._lost is None:
-            is_fenced = error is not None and error.code() in _FENCED_CODES
-            self._lost = self._fenced(error) if is_fenced and error else self._error(topic, size, error)
+            is_fenced = error.code() in _FENCED_CODES
+            self._lost = self._fenced(error) if is_fenced else self._error(topic, size, error)
 
     def _unacknowledged(self, topic: str, why: str) -> Exception:
         return self._not_committed(f"a record for topic {topic!r} was not acknowledged: {why}")
