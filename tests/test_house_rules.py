@@ -151,13 +151,13 @@ def test_no_function_is_too_long() -> None:
 #: Package → (modules, lines) that it may have, docstrings included. A ratchet: anybody lowers it, only an issue that
 #: names the price of a feature raises it.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
-    "adapters": (20, 5_600),
+    "adapters": (20, 5_560),
     "admin": (16, 6_150),
     "archive": (3, 820),
     "checkpoints": (3, 590),
     "cli": (23, 7_730),
-    "client": (32, 10_950),
-    "engine": (59, 18_480),
+    "client": (32, 10_900),
+    "engine": (59, 18_390),
     "kafka_marshal": (14, 2_800),
     "metrics": (6, 1_580),
     "node": (17, 4_470),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (336, 103_230)
+MOST_OF_ALL = (336, 103_050)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
