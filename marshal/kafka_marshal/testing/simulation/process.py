@@ -192,7 +192,7 @@ class Job:
         self.topics: list[str] = scenario.topics_of(process.client_id)
         self.coordination_topic: str = scenario.topic
         self.heartbeat_interval_ms: int = process.heartbeat_interval_ms or scenario.heartbeat_interval_ms
-        #: The strategy for ``marshal.group_consumer`` in a coordinated group; None: the group claims its partitions.
+        #: The strategy for ``Group`` in a coordinated group; None: the group claims its partitions.
         self.strategy = scenario.strategy
         #: "at-least-once" or "at-most-once".
         self.delivery = scenario.delivery
