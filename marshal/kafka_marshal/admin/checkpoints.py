@@ -229,10 +229,17 @@ class GroupCheckpoints(AdminBase):
 
         ``to``: an id, ``"initial"`` (before any state was saved), or a datetime (the newest complete by then). It is
         pinned first; later ones are dropped. Members that are at work restore from it and continue.
+
         ``stay_paused`` (seconds): pause the group first, wait until all members have left (``timeout``, seconds), and
-        leave the pause in force for that long; ``release-group --resume`` ends it. ``undo``: is called then with a
-        Restore whose token is the rollback's generation, to rewind sinks (``sink.restore``).
-        ``dry_run``: only return what would change. ``force``: even if retention has deleted what would come again.
+        leave the pause in force for that long; ``release-group --resume`` ends it.
+
+        ``undo``: is called then with a Restore whose token is the rollback's generation, to rewind sinks
+        (``sink.restore``).
+
+        ``dry_run``: only return what would change.
+
+        ``force``: even if retention has deleted what would come again.
+
         Raises AdminError if there is no such checkpoint, or if another client put the group back or set its positions
         meanwhile; KafkaUnavailableError if the log did not show the result in time.
         """

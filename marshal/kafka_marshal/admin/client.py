@@ -48,9 +48,11 @@ class Admin(
 
     ``client_id`` names the pausing client. By default it is unique (see the attribute): an Admin created later with it
     can continue, or end, a pause that this process could not end. It must not be the client_id of a consumer in the
-    group. ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``heartbeat_interval_ms``:
-    that of the leases it claims while it moves positions. ``timeout`` (seconds): how long a call waits for Kafka while
-    it reads the log; progress restarts the wait.
+    group. ``bootstrap_servers`` and ``config`` go to librdkafka as they are.
+
+    ``heartbeat_interval`` (seconds): that of the leases it claims while it moves positions.
+
+    ``timeout`` (seconds): how long a call waits for Kafka while it reads the log; progress restarts the wait.
 
     All calls may block. Besides AdminError they raise KafkaUnavailableError if no broker answers,
     CoordinationTopicError if the topic can't be trusted, ConfigurationError for invalid arguments.

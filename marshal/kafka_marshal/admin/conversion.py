@@ -206,12 +206,19 @@ class GroupConversion(AdminBase):
         Stop its workers first. All progress is saved to ``file`` (default: kafka-marshal-convert-GROUP.json in the
         working directory) before anything is changed; the group is paused until all positions are set. After a kill at
         any point, the same call continues. Only positions are carried over: messages done above them are repeated, and
-        named in ``repeats``. Messages that were set aside stay so. ``open_messages``: of other open messages: with
-        ``"repeat"`` they come again, and all above them; with ``"drop"`` they count as done; None: AdminError if there
-        are some. Convert sinks, too: ``sink.convert(group, to)``.
+        named in ``repeats``. Messages that were set aside stay so.
+
+        ``open_messages``: of other open messages: with ``"repeat"`` they come again, and all above them; with
+        ``"drop"`` they count as done; None: AdminError if there are some.
+
+        Convert sinks, too: ``sink.convert(group, to)``.
+
         ``force``: set the saved positions although the group was at work after an earlier, interrupted run.
+
         Raises AdminError if the group is unknown, of that kind already, or alive, and if it was not finished: then call
-        it again. Raises ConfigurationError if the file is another one, or can't be written.
+        it again.
+
+        Raises ConfigurationError if the file is another one, or can't be written.
         """
         arguments.one_of("to", to, ("claimed", "coordinated"))
         check_open(open_messages)

@@ -328,9 +328,14 @@ class DeadLetterTopics(AdminBase):
         """Produce the dead letters of a group in the topic ``source`` into the topic ``to``: key, value and headers.
 
         Each is produced in a transaction that also says that it was, by a group ``GROUP.redrive``: for readers of
-        committed messages none is there twice, and after an interruption another call continues. Copies of a letter
-        are left out. ``reason``: only letters with this class of exception; later calls begin behind the others, too,
-        which stay in ``source``. ``rate``, ``dry_run`` and ``progress`` as in :meth:`redrive`.
+        committed messages none is there twice, and after an interruption another call continues. Copies of a letter are
+        left out.
+
+        ``reason``: only letters with this class of exception; later calls begin behind the others, too, which stay in
+        ``source``.
+
+        ``rate``, ``dry_run`` and ``progress`` as in :meth:`redrive`.
+
         Raises AdminError if there is no such topic, MarshalError.
         """
         self._check_group(group)

@@ -135,9 +135,14 @@ class OpenMessages(AdminBase):
         """The open messages of a group, sorted by topic, partition and offset; nothing is appended.
 
         Those that are set aside (parked), those that wait for their next try, and those in a worker's batch.
-        ``partitions``: of these only. ``parked``: only those that are set aside. Keys, and the beginnings of values,
-        are read from Kafka; ``gone`` says that the message is not in the topic any more, ``unread`` why nothing was
-        read: if the topic was recreated, other messages have these offsets.
+
+        ``partitions``: of these only.
+
+        ``parked``: only those that are set aside.
+
+        Keys, and the beginnings of values, are read from Kafka; ``gone`` says that the message is not in the topic any
+        more, ``unread`` why nothing was read: if the topic was recreated, other messages have these offsets.
+
         Raises AdminError if the log knows no such group.
         """
         self._check_group(group)
@@ -178,11 +183,19 @@ class OpenMessages(AdminBase):
     ) -> Settled:
         """Free messages that were set aside: their owners handle them again, with all their tries.
 
-        ``messages``: (topic, partition, offset) of each, or ``"all"``. ``reason``: all that were set aside for it.
-        ``rate``: at most this number in a second. ``dry_run``: only return what would be done. ``progress`` is called
-        with (messages settled, messages in all).
+        ``messages``: (topic, partition, offset) of each, or ``"all"``.
+
+        ``reason``: all that were set aside for it.
+
+        ``rate``: at most this number in a second.
+
+        ``dry_run``: only return what would be done.
+
+        ``progress`` is called with (messages settled, messages in all).
+
         Each is freed once, whatever other operators do; after an interruption call it again. A message that is not in
         the topic any more can't be delivered: it counts as done, and is in ``gone`` of the result.
+
         Raises AdminError if the log knows no such group, the topic was recreated, or the log did not answer (it says
         what was done before that).
         """

@@ -170,7 +170,11 @@ class Pause(OneProcess):
         committed ones are not. Those that were released after about one interval are returned, too, as ``"slow"``:
         their messages in flight may be repeated. (The log does not show what a member leaves behind earlier: at its
         ``revoke_timeout`` or ``handler_timeout``, at its end, or killed with a watchdog.)
-        ``handed_in``: wait for those, too (a dead holder never does). ``partitions``: only these.
+
+        ``handed_in``: wait for those, too (a dead holder never does).
+
+        ``partitions``: only these.
+
         Raises AdminError, with ``in_hand``, if a member is still at work after timeout seconds, and if the pause is not
         in force all the time. Nothing is changed.
         """
@@ -187,14 +191,18 @@ class Pause(OneProcess):
     ) -> list[Move]:
         """Move the group's positions, back or forward (*blocking*); returns the moves.
 
-        ``positions``: (topic, partition) → the offset to read next, ``"earliest"``, ``"latest"``, ``"readable"``
-        (the first readable one from the group's position: past a corrupt batch), or a datetime.
-        ``dry_run``: only return the moves. ``force``: accept offsets outside the log, too.
-        ``keep_done``: messages done above the new position, out of order, stay done (claimed groups only; AdminError
-        if a coordinated group has any). ``MovePlan.of(...)`` of a dry run saves what :meth:`undo` needs.
-        Call ``wait_released`` first: raises AdminError if members still hold one of them, if the pause has expired, and
-        for offsets outside the log; nothing is moved then. Only a failure in the very last step can leave some
-        partitions moved (each as a whole); they are moved back, or the error names them, and a second call finishes it.
+        ``positions``: (topic, partition) → the offset to read next, ``"earliest"``, ``"latest"``, ``"readable"`` (the
+        first readable one from the group's position: past a corrupt batch), or a datetime.
+
+        ``dry_run``: only return the moves.
+
+        ``force``: accept offsets outside the log, too.
+
+        ``keep_done``: messages done above the new position, out of order, stay done (claimed groups only; AdminError if
+        a coordinated group has any). ``MovePlan.of(...)`` of a dry run saves what :meth:`undo` needs. Call
+        ``wait_released`` first: raises AdminError if members still hold one of them, if the pause has expired, and for
+        offsets outside the log; nothing is moved then. Only a failure in the very last step can leave some partitions
+        moved (each as a whole); they are moved back, or the error names them, and a second call finishes it.
         """
         check_targets(positions)
         keeps = dict.fromkeys(positions, Keep()) if keep_done else {}

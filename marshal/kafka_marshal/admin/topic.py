@@ -58,10 +58,17 @@ class CoordinationTopic(AdminBase):
     def init(self, partitions: int | None = None, timeout: float = 30.0, *, keep: float | None = None) -> TopicReport:
         """Create the coordination topic with its log of snapshots, or check the existing one; returns what was done.
 
-        It may be called again at any time, and continues where it stopped. ``partitions``: of a new topic (8); an
-        existing one must have that number. ``timeout`` (seconds): how long Kafka may be silent. ``keep`` (seconds): as
-        for ``keep_log``; None: as it is, and a new one for ever. A new topic is at the newest level of the protocol;
-        one of an older release keeps its level, with a warning (``upgrade``).
+        It may be called again at any time, and continues where it stopped.
+
+        ``partitions``: of a new topic (8); an existing one must have that number.
+
+        ``timeout`` (seconds): how long Kafka may be silent.
+
+        ``keep`` (seconds): as for ``keep_log``; None: as it is, and a new one for ever.
+
+        A new topic is at the newest level of the protocol; one of an older release keeps its level, with a warning
+        (``upgrade``).
+
         Raises CoordinationTopicError if the topic is not fit for use, ConfigurationError if it has another number of
         partitions.
         """
@@ -109,11 +116,18 @@ class CoordinationTopic(AdminBase):
     ) -> prune.PrunePlan:
         """Remove old log and old snapshots, up to a snapshot that agrees with a replay of the whole log.
 
-        ``keep`` (at least 2): checked snapshots of each partition of the log that stay. ``older_than`` (seconds): only
-        what is older goes, and no more is replayed than that takes. ``dry_run``: only return what would be removed.
-        ``force``: also remove log that contradicts a snapshot; else it stays (see the plan's
-        ``differences``). ``timeout`` (seconds): how long Kafka may be silent. ``progress`` is called with (records
-        replayed, records in all).
+        ``keep`` (at least 2): checked snapshots of each partition of the log that stay.
+
+        ``older_than`` (seconds): only what is older goes, and no more is replayed than that takes.
+
+        ``dry_run``: only return what would be removed.
+
+        ``force``: also remove log that contradicts a snapshot; else it stays (see the plan's ``differences``).
+
+        ``timeout`` (seconds): how long Kafka may be silent.
+
+        ``progress`` is called with (records replayed, records in all).
+
         Raises TopicMissingError if there are no snapshots, LogCutError, AdminError if not all could be removed.
         """
         arguments.a_whole("keep", keep)
@@ -143,11 +157,18 @@ class CoordinationTopic(AdminBase):
         """Write what the archive in this folder, or at this URL such as ``s3://bucket/log``, does not have of the log.
 
         Call it before ``prune``, as often as you like: only what is new is written, in files that appear whole.
-        ``verify``: also replay all that is there, and compare. ``storage_options``: of the store's package for fsspec
-        (extra ``[bucket]``). ``timeout`` (seconds): how long Kafka may be silent. ``progress`` is called with (offsets
-        done, offsets in all).
-        What could not be archived, as it was pruned first or a file is damaged, is in the result (``is_whole``). Raises
-        ArchiveError if the archive is of another log or can't be written, ConfigurationError.
+
+        ``verify``: also replay all that is there, and compare.
+
+        ``storage_options``: of the store's package for fsspec (extra ``[bucket]``).
+
+        ``timeout`` (seconds): how long Kafka may be silent.
+
+        ``progress`` is called with (offsets done, offsets in all).
+
+        What could not be archived, as it was pruned first or a file is damaged, is in the result (``is_whole``).
+
+        Raises ArchiveError if the archive is of another log or can't be written, ConfigurationError.
         """
         from kafka_marshal.archive import Archive, write_archive
 

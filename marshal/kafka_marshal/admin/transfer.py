@@ -48,9 +48,16 @@ class GroupTransfers(AdminBase):
 
         Neither the Kafka group (classic or KIP-848) nor the coordinated group may have members; the latter is created
         if it is missing. Metadata of up to 255 bytes is kept. If members wrote the offsets (``mirror_offsets``, or
-        since the log was harmed), open messages come along (``restored``). ``force``: replace positions it has
-        already. ``dry_run``: only return what would be set. ``timeout`` (seconds): how long to wait until dead members
-        are silent for long enough. Returns the moves: ``after`` is the offset to read next.
+        since the log was harmed), open messages come along (``restored``).
+
+        ``force``: replace positions it has already.
+
+        ``dry_run``: only return what would be set.
+
+        ``timeout`` (seconds): how long to wait until dead members are silent for long enough.
+
+        Returns the moves: ``after`` is the offset to read next.
+
         Raises AdminError if there is nothing to import or one side is not empty, WrongKindError for a claimed group.
         """
 
@@ -73,11 +80,16 @@ class GroupTransfers(AdminBase):
     ) -> list[Move]:
         """Commit the group's positions to Kafka's own consumer group of that name: stable + 1, never above.
 
-        Claimed groups can be exported, too. Neither side may have members. ``force``: even if Kafka's offsets move
-        back. ``open_messages``: Kafka's group has no place for open messages: with ``"repeat"`` they come again there,
-        and all above them; with ``"drop"`` they count as done; None: AdminError if there are some. Lost positions
-        (``lost``) are skipped. Returns the moves: ``before`` is Kafka's offset, ``done_ahead`` the
+        Claimed groups can be exported, too. Neither side may have members.
+
+        ``force``: even if Kafka's offsets move back.
+
+        ``open_messages``: Kafka's group has no place for open messages: with ``"repeat"`` they come again there, and
+        all above them; with ``"drop"`` they count as done; None: AdminError if there are some.
+
+        Lost positions (``lost``) are skipped. Returns the moves: ``before`` is Kafka's offset, ``done_ahead`` the
         number of done offsets above ``after``, which will be repeated.
+
         Raises AdminError if there is nothing to export or one side is not empty.
         """
 
