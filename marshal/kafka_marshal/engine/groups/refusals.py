@@ -46,8 +46,8 @@ def refusal_of(code: str, settings: EngineSettings, options: GroupOptions) -> Ma
             )
         case codes.SESSION_TIMEOUT_TOO_HIGH:
             return SessionTimeoutTooHighError(
-                f"{group}: a session of {options.session_timeout_ms / 1000:g} s is above the group's setting. {nothing}. "
-                f"Ask for less, or allow more: kafka-marshal group {quote(settings.group_id)} --set "
+                f"{group}: a session of {options.session_timeout_ms / 1000:g} s is above the group's setting. "
+                f"{nothing}. Ask for less, or allow more: kafka-marshal group {quote(settings.group_id)} --set "
                 "max_session_timeout_ms=…"
             )
         case codes.GROUP_FULL:
