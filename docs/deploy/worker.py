@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from kafka_marshal import Marshal, Message
+from kafka_marshal import Group, Marshal, Message
 
 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
@@ -34,7 +34,7 @@ with Marshal(
 ) as marshal:
     signal.signal(signal.SIGTERM, lambda *_: marshal.stop())  # the loop ends after the message in flight
     marshal.serve(int(os.environ["METRICS_PORT"]), host=os.environ.get("METRICS_HOST", "127.0.0.1"))
-    with marshal.group_consumer(os.environ["TOPICS"].split(","), mirror_offsets=True) as consumer:
+    with marshal.consumer(os.environ["TOPICS"].split(","), mode=Group(mirror_offsets=True)) as consumer:
         for message in consumer:
             handle(message)
 # Here everything done is committed, the member has left, and others have its partitions.

@@ -32,7 +32,7 @@ def test_a_mirror_names_what_it_passes(crew: Crew) -> None:
     crew.kind = "group"
     topic = crew.topic(1)
     publish(crew, topic, ["a", "bad", "b"])
-    member, consumer = crew.consumer("a", topic)
+    member, consumer = crew.consumer("a", topic, mirror_offsets=True)
     running = Running(consumer, Handlers("threads", fails_once), retry=QUICK, park=True)
     wait_until(lambda: [each.first for each in copy(crew, topic).open] == [1], 90, "the mirrored offset")
     assert (copy(crew, topic).offset, copy(crew, topic).position) == (3, 3)
