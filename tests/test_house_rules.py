@@ -152,7 +152,7 @@ def test_no_function_is_too_long() -> None:
 #: names the price of a feature raises it.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (20, 5_560),
-    "admin": (16, 6_150),
+    "admin": (16, 6_230),
     "archive": (3, 820),
     "checkpoints": (3, 590),
     "cli": (23, 7_730),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (336, 103_050)
+MOST_OF_ALL = (336, 103_130)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
