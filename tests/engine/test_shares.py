@@ -341,6 +341,16 @@ def test_at_most_once_what_the_log_gives_is_done_and_what_is_not_delivered_is_re
     assert of(a).delivery.grants.unprocessed == [(*T0, 10, 19)]
 
 
+def test_at_most_once_a_handler_that_takes_too_long_loses_the_share_for_nothing_of_it_comes_back() -> None:
+    net = shared_net(end=5)
+    a = net.member("a")
+    a.consumer(TOPIC, sharing=SharingOptions(at_most_once=True), handler_timeout_ms=2.0 * HI)
+    batch(net, a)
+    epoch = a.lease(T0).epoch
+    net.run_until(lambda: not a.held() or a.lease(T0).epoch != epoch)
+    assert (of(a).delivery.left_behind, holes(net), net.world(T0).progress.stable) == ([], [], 4)
+
+
 def test_a_take_that_was_lost_is_repeated_and_one_that_was_written_twice_takes_once() -> None:
     net = shared_net(end=10)
     a = sharer(net, "a")

@@ -25,7 +25,7 @@ def test_c13_a_lease_that_ends_while_a_thread_has_a_message(left: bool) -> None:
     assert reported(consumer) == [(3, 4)], "what becomes of the third is open"
     out[0] = int(left)
     del message
-    consumer.delivery.grants.decide()
+    consumer.hand.regather(consumer, net.now)
     assert sorted(reported(consumer)) == ([(3, 4)] if left else [(2, 2), (3, 4)])
     consumer.delivery.grants.decide(True)
     assert sorted(reported(consumer)) == ([(3, 4)] if left else [(2, 2), (3, 4)]), "once"
