@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from kafka_marshal.adapters.memory import MemoryMessage
 from kafka_marshal.adapters.message import Message
@@ -86,11 +86,12 @@ def _consumer(
     lost: set[tuple[str, int]] | None = None,
     auto_done: bool = True,
     begin: Callable[[Consumer, TopicPartition], object] | None = None,
+    shares: bool = False,
     **more: object,
 ) -> Consumer:
     """The client's consumer; lost: maintained by its callbacks; begin: called with each assignment.
 
-    more: other options.
+    shares: of a group: it may have some keys of a partition. more: other options.
     """
     gone = set() if lost is None else lost
 
@@ -104,7 +105,7 @@ def _consumer(
                 begin(consumer, assigned)
 
     make = partial(
-        _taker(job, client, marshal),
+        _taker(job, client, marshal, shares),
         job.topics if job.random.random() < 0.8 else [f"^({'|'.join(job.topics)})$"],
         delivery=job.delivery,
         batch_size=job.random.choice([10, 20, 50, 50]),
@@ -117,10 +118,11 @@ def _consumer(
     return _made(job, make)
 
 
-def _taker(job: Job, client: Client, marshal: Marshal) -> Callable[..., Consumer]:
+def _taker(job: Job, client: Client, marshal: Marshal, shares: bool = False) -> Callable[..., Consumer]:
     """The method that makes its consumer: one that claims, or a member of a coordinated group."""
     if job.strategy is not None:
-        return partial(marshal.consumer, mode=Group(strategy=job.strategy, session_timeout=job.session_timeout))
+        mode = Group(strategy=job.strategy, session_timeout=job.session_timeout, allow_key_share=shares)
+        return partial(marshal.consumer, mode=mode)
     ahead = job.delivery == "at-most-once" and client.claims_ahead
     return partial(marshal.consumer, mode=Claims(policy=policy_of(client), claim_ahead=ahead))
 
@@ -483,8 +485,7 @@ def _lanes(job: Job, client: Client) -> None:
 
 def _parks(job: Job, client: Client) -> None:
     """Many parallel handlers; what always fails is set aside."""
-    more: dict[str, Any] = {"allow_key_share": True} if job.strategy is not None else {}
-    with job.marshal() as marshal, _consumer(job, client, marshal, handler_timeout=None, **more) as consumer:
+    with job.marshal() as marshal, _consumer(job, client, marshal, shares=True, handler_timeout=None) as consumer:
         work_in_parks(job, marshal, consumer)
 
 
