@@ -116,7 +116,7 @@ reads: setup ## members of one process that read partitions together, opened, cl
 	$(PY) -m tests.campaigns reads $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 sharers: setup ## members that share a partition by batches: 200 seeds with faults, planted bugs, a stopped process on a broker
-	$(PY) -m pytest -m campaign tests/engine/test_sharers.py tests/client/test_shared_batches.py $(ARGS)
+	$(PY) -m pytest -m campaign tests/engine/test_shares.py tests/client/test_shared_batches.py $(ARGS)
 
 fuzz: setup ## INPUTS hostile records straight into the replay; with ARGS=--broker into a real log while workers work
 	$(PY) -m tests.campaigns fuzz --inputs $(INPUTS) $(ARGS)

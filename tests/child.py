@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["Child"]
-
 
 class Child:
     """One process. Its standard input stays open; when it closes, the child knows that we have ended."""

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from kafka_marshal.testing.simulate import where_it_ran
 
-__all__ = ["keep_figures"]
-
 
 def keep_figures(path: Path, which: str, figures: Mapping[str, object]) -> None:
     """Write a campaign's figures, and where they come from, to its part of a file; other parts stay."""

@@ -22,8 +22,6 @@ from rationalizer.groups.machine import member_id_of
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.wire.wellformed import LET_GO, REACHED, START
 
-__all__ = ["Fleet", "cut", "let_go", "started"]
-
 
 class Fleet:
     """A group on a log of ``cps`` CPs. `append`: record and CP → offset. All members have the same strategy."""

@@ -46,23 +46,6 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
-__all__ = [
-    "Alarms",
-    "Failure",
-    "Interrupted",
-    "Interrupts",
-    "Place",
-    "Points",
-    "Report",
-    "StuckError",
-    "interrupt_at",
-    "lines",
-    "run_within",
-    "spread",
-    "stacks",
-    "sweep",
-]
-
 T = TypeVar("T")
 
 #: Interrupted by default: this library, except its testing tools.

@@ -17,8 +17,6 @@ from confluent_kafka.admin import (
 
 from kafka_marshal.testing.jars import find_java
 
-__all__ = ["MEMBER", "READER", "Config", "allow", "broker_properties", "certified", "key_store", "login", "password_of"]
-
 Config = dict[str, str | int | float]
 
 #: A member's rights on the coordination topic, and a reader's on a topic.

@@ -17,8 +17,6 @@ from kafka_marshal.testing.layout import free_ports
 from tests.client.conftest import wait_until
 from tests.pipeline.programs import kill_groups
 
-__all__ = ["Cluster", "cluster"]
-
 
 class Cluster:
     """A standalone Spark on this machine."""

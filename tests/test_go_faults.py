@@ -82,7 +82,7 @@ FAULTS: Mapping[str, Fault] = {
             "test_the_end_lies_behind_transaction_markers",
             "test_the_end_of_full_and_empty_partitions_is_reported",
         )
-        + of(f"{CORE}/test_codec.py", "test_e3_a_rejected_record_is_counted_and_leaves_the_state_as_it_was"),
+        + scripts("e03_rejected_values"),
     ),
     "B6": Fault(
         "ClaimingMessages does nothing; unknown types and versions pass unnoticed",
@@ -91,22 +91,18 @@ FAULTS: Mapping[str, Fault] = {
     "B7": Fault(
         "a slash in an id, an unchecked version, or a partition of −1 breaks every reader",
         of(HERE, "test_b7_slashes_in_names_and_the_largest_partition")
-        + of(
-            f"{CORE}/test_codec.py",
-            "test_e6_the_first_five_fields_then_version_then_type",
-            "test_e2_bombs_are_malformed_and_cost_no_memory",
-        )
+        + of(f"{CORE}/test_codec.py", "test_e2_bombs_are_malformed_and_cost_no_memory")
         + of(f"{CORE}/test_oracle_bytes.py", "test_every_odd_value_in_every_place", "test_any_bytes"),
     ),
     "B8": Fault(
         "all partitions of a topic are coordinated in one place",
         of(HERE, "test_b8_the_partitions_of_one_topic_are_spread_over_the_log")
-        + of(f"{CORE}/test_routing.py", "test_l3_a_lease_hashes_topic_nul_and_the_partition_in_ascii"),
+        + of(f"{CORE}/test_world.py", "test_l3_a_lease_hashes_topic_nul_and_the_partition_in_ascii"),
     ),
     "B9": Fault(
         "a claim without a record, an answer waited for without an end, a claim given up that wins later",
         scripts("engine/c15_state_of_the_world", "engine/c17_unwanted_grants")
-        + of("tests/client/test_lease.py", "test_the_same_lease_twice_is_refused"),
+        + of("tests/client/test_consumer.py", "test_the_same_lease_twice_is_refused"),
     ),
     "B10": Fault(
         "twins with one client id both own",
@@ -131,15 +127,9 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "B14": Fault(
         "a failure while starting a claim makes its release hang for ever",
-        of(
-            f"{ENGINE}/test_positions.py",
-            "test_p9_closing_waits_for_the_start_no_longer_than_hi",
-        )
-        + of(
-            f"{ENGINE}/test_consumer.py",
-            "test_close_before_the_first_claim_was_answered",
-        )
-        + of(f"{ENGINE}/test_callbacks.py", "test_a_lease_lost_during_on_revoke_is_reported_and_not_released")
+        of(f"{ENGINE}/test_positions.py", "test_p9_closing_waits_for_the_start_no_longer_than_hi")
+        + scripts("engine/c17_unwanted_grants")
+        + of(f"{ENGINE}/test_consumer.py", "test_a_lease_lost_during_on_revoke_is_reported_and_not_released")
         + of(f"{ENGINE}/test_pause.py", "test_e4_a_consumer_closes_though_a_cp_has_stopped"),
     ),
     "B15": Fault(
@@ -177,8 +167,8 @@ FAULTS: Mapping[str, Fault] = {
             f"{ENGINE}/test_consumer.py",
             "test_a_lost_lease_purges_the_buffer",
             "test_messages_fetched_before_a_loss_and_delivered_after_it_are_dropped",
-            "test_a_revocation_waits_for_what_is_in_flight_and_delivers_nothing_more",
-        ),
+        )
+        + scripts("engine/c14_at_least_once"),
     ),
     "B20": Fault(
         "a fast restart stops after the first topic, and takes what is no longer fresh",
@@ -188,7 +178,7 @@ FAULTS: Mapping[str, Fault] = {
     "B21": Fault(
         "a notification that never blocks blocks",
         of(HERE, "test_b21_the_engine_has_nothing_to_block_on")
-        + of(f"{ENGINE}/test_callbacks.py", "test_beats_continue_while_on_revoke_runs"),
+        + of(f"{ENGINE}/test_consumer.py", "test_beats_continue_while_on_revoke_runs"),
     ),
     "B22": Fault(
         "a gap in the metadata or growth of the coordination topic ends everything",

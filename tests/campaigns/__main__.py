@@ -18,8 +18,6 @@ from kafka_marshal.testing.errors import LocalBrokerError
 from kafka_marshal.testing.simulate import where_it_ran
 from tests.campaigns.frame import Result
 
-__all__ = ["STORIES", "main"]
-
 #: Name → the module that has ``add_arguments(parser)`` and ``runs(arguments, say)``.
 STORIES = {
     "chaos": "chaos.campaign",

@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 from tests.campaigns.frame import Life
 
-__all__ = ["ORDERED", "SHARED", "WHOLE", "Account", "Lines", "Place", "Try"]
-
 #: Kinds of workers: the partition is held whole, by keys, or by batches. What is not shared by batches is in order.
 WHOLE, BY_KEYS, SHARED = ("run", "loop", "group"), ("keys", "pieces"), ("batches", "shared")
 ORDERED = (*WHOLE, *BY_KEYS)

@@ -34,24 +34,6 @@ from kafka_marshal.errors import AdminError, KafkaUnavailableError
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing import RunningKafka, open_kafka
 
-__all__ = [
-    "AWAY",
-    "STILL_S",
-    "Campaign",
-    "Crew",
-    "Life",
-    "Operator",
-    "Place",
-    "Result",
-    "Say",
-    "Schedule",
-    "Settings",
-    "StuckError",
-    "Violation",
-    "in_a_folder",
-    "run_campaign",
-]
-
 #: What an operator's command raises while no broker answers, or where another one was faster.
 AWAY = (AdminError, KafkaException, KafkaUnavailableError)
 

@@ -31,8 +31,6 @@ from kafka_marshal.testing import LocalBroker, RunningKafka
 from rationalizer import route_lease
 from tests.campaigns.frame import Result, Say
 
-__all__ = ["Crowd", "Freeze", "add_arguments", "freeze", "runs"]
-
 CPS = 4
 PARTITIONS = 4
 GROUPS = 2

@@ -51,8 +51,6 @@ from rationalizer import ClaimingPartition, Heartbeat, Outcome, encode, route_le
 from rationalizer.history import LeaseKey, Owners, Span
 from tests.campaigns.frame import Result, Say
 
-__all__ = ["Campaign", "KeepingResult", "add_arguments", "runs"]
-
 CPS = 2
 PARTITIONS = 4
 LOADS = 8

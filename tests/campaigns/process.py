@@ -23,8 +23,6 @@ from typing import Any
 
 from kafka_marshal import Marshal
 
-__all__ = ["POISON", "Process"]
-
 #: A message that kills its process, until the folder has a file ``calm``.
 POISON = b"poison"
 

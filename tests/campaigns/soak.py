@@ -18,8 +18,6 @@ from tests.campaigns.chaos import ChaosResult, Options, run_campaign
 from tests.campaigns.chaos.fleet import Fleet
 from tests.campaigns.frame import Say
 
-__all__ = ["STEADY", "Sample", "Series", "SoakResult", "add_arguments", "plot", "runs", "soak"]
-
 #: Workers that are never killed: one of each kind.
 STEADY = ("again-1", "again-3", "sink-1", "once-1", "once-3", "hand-1")
 

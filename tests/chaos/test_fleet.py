@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -12,10 +14,25 @@ from random import Random
 
 import pytest
 
-from kafka_marshal.testing.fail_points import points_of
+from kafka_marshal.testing.fail_points import CALL_STEPS, CallMoment, points_of, step_of
+from rationalizer import (
+    BeatEntry,
+    ClaimingMessages,
+    ClaimingPartition,
+    CommitEntry,
+    CommitOffsets,
+    CommitRanges,
+    Heartbeat,
+    HeartbeatBatch,
+    Record,
+    ReleasingPartition,
+    Tick,
+)
+from tests.campaigns.chaos import POINTS, Doom, Moment
 from tests.campaigns.chaos.fleet import Fleet, Place, _Dooms, _last_words, unexplained
 from tests.campaigns.chaos.lines import Pen, read_lines
-from tests.campaigns.chaos.worker import Job
+from tests.campaigns.chaos.worker import KINDS, Job
+from tests.campaigns.soak import STEADY, Sample, Series, plot
 from tests.client.conftest import wait_until
 
 KIND = "at most once"
@@ -135,3 +152,130 @@ def test_what_is_hard_to_reach_is_reached_in_twenty_minutes() -> None:
 def test_what_can_not_be_reached_at_all_takes_no_more_than_its_share() -> None:
     died = deaths(0.0)
     assert min(died[name] for name in NAMES if name not in TAKEOVERS) >= 10
+
+
+# -- Fail points: which record is which step, and that a process dies at the right one ----------------------------
+
+
+IDS = ("i", "c", "g")
+
+STEPS: list[tuple[Record, str]] = [
+    (ClaimingPartition(*IDS, "t", 0, 500), "claim"),
+    (Heartbeat(*IDS, "t", 0, None, None), "takeover"),
+    (ClaimingMessages(*IDS, "t", 0, 3, 10), "grant"),
+    (ReleasingPartition(*IDS, "t", 0, 3, None), "release"),
+    (Heartbeat(*IDS, "t", 0, 3, None), "idle beat"),
+    (Heartbeat(*IDS, "t", 0, 3, 7), "beat"),
+    (HeartbeatBatch(*IDS, (BeatEntry("t", 0, 3, None), BeatEntry("t", 1, 3, None))), "idle beat"),
+    (HeartbeatBatch(*IDS, (BeatEntry("t", 0, 3, None), BeatEntry("t", 1, 3, 5))), "beat"),
+    (CommitRanges(*IDS, "t", 0, 3, ((1, 2),)), "beat"),
+    (CommitRanges(*IDS, "t", 0, 3, ((2**63 - 1, 2**63 - 1),)), "mark"),
+    (CommitOffsets(*IDS, "m", 1, False, (CommitEntry("t", 0, ranges=((2**63 - 1, 2**63 - 1),)),)), "mark"),
+    (CommitOffsets(*IDS, "m", 1, False, (CommitEntry("t", 0, through=3),)), "beat"),
+    (Tick(*IDS), "other"),
+]
+
+
+@pytest.mark.parametrize(("record", "step"), STEPS, ids=lambda x: x if isinstance(x, str) else "")
+def test_which_record_is_which_step(record: Record, step: str) -> None:
+    assert step_of(record) == step
+
+
+def test_every_point_has_its_own_number() -> None:
+    for delivery in {*KINDS.values(), "transactions"}:
+        names = points_of(delivery)
+        assert [int(name[len(delivery) + 1 :].split(":")[0]) for name in names] == list(range(1, len(names) + 1))
+        assert set(names) <= set(POINTS)
+    for step, kinds in {"claim": 4, "grant": 2, "release": 4, "mark": 1}.items():
+        assert [moment for s, moment in POINTS.values() if s == step] == list(Moment) * kinds
+    for step in CALL_STEPS:
+        assert [moment for s, moment in POINTS.values() if s == step] == list(CallMoment)
+
+
+def test_death_comes_at_its_time_and_no_other() -> None:
+    program = (
+        "from tests.campaigns.chaos import Doom, Moment\n"
+        "doom = Doom('claim', Moment.READ, 2, lambda: print('die', flush=True))\n"
+        "for step in ('claim', 'grant'):\n"
+        "    doom.at(step, Moment.READ)\n"
+        "    doom.at(step, Moment.APPLIED)\n"
+        "doom.at('claim')\n"
+        "print('lives', flush=True)\n"
+        "doom.at('claim', Moment.READ)\n"
+        "print('not any more', flush=True)\n"
+    )
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root / "marshal"), str(root)])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.stdout.split("\n") == ["lives", "die", ""]
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_who_has_no_doom_lives() -> None:
+    Doom("never").at("claim", Moment.BEFORE)
+
+
+# -- Growth is found: memory, file descriptors, threads, and workers that ended by themselves ---------------------
+
+
+def series(**changes: float) -> Series:
+    """Flat series, except the last worker: its figures grow by ``changes`` over the time."""
+    found = Series()
+    for name in STEADY:
+        found.samples[name] = []
+        for step in range(40):
+            grown = {what: by * step / 40 if name == STEADY[-1] else 0.0 for what, by in changes.items()}
+            rss_mb = (
+                50.0 + (20 if step < 4 else 0) + grown.get("rss_mb", 0)
+            )  # a decrease after the start does not matter
+            descriptors, threads = 30 + int(grown.get("descriptors", 0)), 14 + int(grown.get("threads", 0))
+            found.samples[name].append(Sample(2.0 * step, 7 + int(grown.get("pid", 0)), rss_mb, descriptors, threads))
+    return found
+
+
+def test_flat() -> None:
+    assert series().problems() == []
+    assert series(rss_mb=3, descriptors=2, threads=2).problems() == []
+
+
+@pytest.mark.parametrize(
+    ("what", "by", "said"),
+    [
+        ("rss_mb", 20.0, "MB of memory"),
+        ("descriptors", 12.0, "file descriptors"),
+        ("threads", 12.0, "threads"),
+        ("pid", 2.0, "took turns"),
+    ],
+)
+def test_not_flat(what: str, by: float, said: str) -> None:
+    [problem] = series(**{what: by}).problems()
+    assert said in problem
+    assert problem.startswith(STEADY[-1])
+
+
+def test_seen_too_rarely_to_judge() -> None:
+    found = series()
+    del found.samples[STEADY[0]]
+    found.samples[STEADY[1]] = found.samples[STEADY[1]][:5]
+    assert [problem.split(":")[0] for problem in found.problems()] == sorted(STEADY[:2])
+
+
+def test_a_sample_of_this_process() -> None:
+    sample = Sample.of(1.0, os.getpid())
+    assert sample is not None
+    assert sample.rss_mb > 10
+    assert sample.descriptors >= 3
+    assert sample.threads >= 1
+    assert Sample.of(1.0, 2**22 + 1) is None
+
+
+def test_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot(series(rss_mb=3), tmp_path / "soak.png")
+    assert (tmp_path / "soak.png").stat().st_size > 1_000

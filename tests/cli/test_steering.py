@@ -7,13 +7,25 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 
 from kafka_marshal import InHand, Marshal, Pause
 from kafka_marshal.adapters.kafka import KafkaCluster
-from rationalizer import ClaimingPartition, Heartbeat, Record, ReleaseGroup, ReleasingPartition, encode, route_lease
+from kafka_marshal.admin.conversion import Plan, Saved
+from rationalizer import (
+    ClaimingPartition,
+    CommitRanges,
+    Heartbeat,
+    Record,
+    ReleaseGroup,
+    ReleasingPartition,
+    Upgrade,
+    encode,
+    route_lease,
+)
 from tests.cli.harness import Command, Terminal, start
 
 A = ("a1", "a", "g")
@@ -405,3 +417,211 @@ def test_a_dead_admins_pause_is_ended(kafka: Command, append: Callable[..., None
     assert (ran.status, ran.err) == (0, "")
     assert "its pause by dead-admin ended" in ran.out
     assert kafka("status", "--json").json["pauses"] == []
+
+
+# -- `import-group`, `export-group`, `convert-group` for people and programs --------------------------------------
+
+
+class Ground:
+    """A coordination topic of two partitions at level 2, and a data topic of two."""
+
+    def __init__(self, bootstrap: str, log_topic: str, data: str) -> None:
+        self.cluster = KafkaCluster(bootstrap, {})
+        self.log_topic = log_topic
+        self.data = data
+
+    def append(self, *records: tuple[int, Record]) -> None:
+        appender = self.cluster.appender(self.log_topic, delivery_timeout_ms=10_000)
+        for cp, record in records:
+            appender.append(cp, encode(record))
+        assert appender.flush(10) == 0
+        appender.close()
+
+    def claimed(self) -> None:
+        """Partition 0 of group g is at 8, and 10 … 12 are done."""
+        cp = route_lease(self.data, 0, 2)
+        self.append((cp, ClaimingPartition(*A, self.data, 0, 60_000)))
+        end = self.cluster.watermarks([(self.log_topic, cp)], 10)[self.log_topic, cp][1]
+        epoch = end - 1
+        self.append(
+            (cp, CommitRanges(*A, self.data, 0, epoch, ((10, 12),))),
+            (cp, ReleasingPartition(*A, self.data, 0, epoch, 7)),
+        )
+
+
+@pytest.fixture
+def ground(
+    kafka: Command,
+    kafka_bootstrap: str,
+    log_topic: str,
+    topic_factory: object,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Iterator[Ground]:
+    assert kafka("init", "--partitions", 2).status == 0
+    made = Ground(kafka_bootstrap, log_topic, topic_factory(2))  # type: ignore[operator]
+    made.append(*((cp, Upgrade("x", "admin", "g", 2)) for cp in (0, 1)))
+    monkeypatch.chdir(tmp_path)
+    yield made
+    made.cluster.close()
+
+
+def test_in_and_out_again(kafka: Command, ground: Ground) -> None:
+    group = f"g-{ground.data}"
+    missing = kafka("import-group", group, "--yes")
+    assert missing.status == 1
+    assert "no committed offsets" in missing.err
+    ground.cluster.commit_for_group(group, {(ground.data, 0): (5, ""), (ground.data, 1): (9, "")}, 10)
+    planned = kafka("import-group", group, "--dry-run", "--json")
+    assert planned.json["done"] is False
+    assert kafka("import-group", group).status == 2, "nobody to ask"
+    done = kafka("import-group", group, "--yes")
+    assert (done.status, done.err) == (0, "")
+    assert "imported: 2 partitions" in done.out
+    assert all(len(line) <= 80 for line in done.out.splitlines())
+    again = kafka("import-group", group, "--yes", "--json").json
+    assert again["done"] is True
+    assert [(x["partition"], x["before"], x["after"], x["left_out"]) for x in again["moves"]] == [
+        (0, 5, 5, None),
+        (1, 9, 9, None),
+    ]
+    ground.cluster.commit_for_group(group, {(ground.data, 0): (2, "")}, 10)
+    refused = kafka("import-group", group, "--yes")
+    assert refused.status == 1
+    assert "has positions already" in refused.err
+
+
+def test_export_names_what_comes_again_and_a_name_that_may_be_meant(kafka: Command, ground: Ground) -> None:
+    ground.cluster.delete_records({}, 5)
+    ground.claimed()
+    unknown = kafka("export-group", "gg", "--yes")
+    assert unknown.status == 1
+    assert "did you mean 'g'?" in unknown.err
+    planned = kafka("export-group", "g", "--dry-run")
+    assert planned.status == 0
+    # The topic is empty, so that position 8 is outside its log.
+    assert "left out" in " ".join(planned.out.split())
+
+
+def test_convert_says_what_comes_again_and_keeps_a_file(kafka: Command, ground: Ground, tmp_path: Path) -> None:
+    ground.claimed()
+    planned = kafka("convert-group", "g", "--to", "coordinated", "--dry-run", "--json").json
+    assert (planned["done"], planned["positions"]) == (False, [{"topic": ground.data, "partition": 0, "offset": 8}])
+    assert [(x["first"], x["last"]) for x in planned["repeats"]] == [(10, 12)]
+    assert list(tmp_path.iterdir()) == []
+    done = kafka("convert-group", "g", "--to", "coordinated", "--yes")
+    assert done.status == 0, done.err
+    assert "comes again" in done.out
+    assert "sink.convert('g', 'coordinated')" in done.out
+    assert [path.name for path in tmp_path.iterdir()] == ["kafka-marshal-convert-g.json"]
+    again = kafka("convert-group", "g", "--to", "coordinated", "--yes")
+    assert again.status == 1
+    assert "is a coordinated group already" in again.err
+    back = kafka("convert-group", "g", "--to", "claimed", "--yes", "--json").json
+    assert (back["done"], back["repeats"]) == (True, [])
+    assert kafka("convert-group", "gg", "--to", "claimed", "--yes").status == 1
+    assert kafka("convert-group", "g").status == 2
+
+
+def test_a_dry_run_of_what_was_interrupted_changes_nothing(kafka: Command, ground: Ground, tmp_path: Path) -> None:
+    ground.claimed()
+    saved = (Saved(ground.data, 0, 8),)
+    path = tmp_path / "kafka-marshal-convert-g.json"
+    Plan("g", ground.log_topic, "coordinated", "admin-1", "saved", saved).write(path, "changing")
+    planned = kafka("convert-group", "g", "--to", "coordinated", "--dry-run")
+    assert planned.status == 0
+    assert "an earlier run was interrupted" in planned.err
+    assert kafka("groups", "--json").json["groups"][0]["kind"] == "claimed"
+    done = kafka("convert-group", "g", "--to", "coordinated", "--yes", "--json").json
+    assert (done["done"], done["resumed"]) == (True, True)
+    assert kafka("groups", "--json").json["groups"][0]["kind"] == "coordinated"
+
+
+# -- `release-group` with files: positions from one, and the plan that undoes a move ------------------------------
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def positions(kafka: Command) -> list[int | None]:
+    return [each["next"] for each in kafka("lag", "--group", "g", "--json").json["partitions"]]
+
+
+def test_from_a_file_and_back_by_the_plan(kafka: Command, append: Callable[..., None], data: str, here: Path) -> None:
+    first = kafka("release-group", "g", "--partition", f"{data}:0=10", "--yes", "--json").json
+    assert first["plan"].startswith(str(here))
+    rows = [
+        "# from kafka-consumer-groups --export",
+        f'"g","{data}",0,40',
+        f'"other","{data}",0,7',
+        f'"g","{data}",1,50',
+    ]
+    (here / "offsets.csv").write_text("\r\n".join(rows), encoding="utf-8-sig")
+    dry = kafka("release-group", "g", "--from-file", "offsets.csv", "--dry-run")
+    assert [row["means"] for row in dry.table] == ["30 offsets skipped", "never claimed"]
+    assert len(list(here.glob("*.json"))) == 1, "a dry run saves nothing"
+    ran = kafka("release-group", "g", "--from-file", "offsets.csv", "--yes")
+    assert (ran.status, positions(kafka)) == (0, [40, 50])
+    (told,) = [line for line in ran.err.splitlines() if line.startswith("as it was: ")]
+    plan = told.removeprefix("as it was: ").partition(". To put it back: ")[0]
+    assert f"release-group g --undo {plan}" in told
+    undone = kafka("release-group", "g", "--undo", plan, "--yes", "--plan", "again.json")
+    assert (undone.status, positions(kafka)) == (0, [10, 50])
+    assert "1 partition had no position before that move" in undone.err
+    again = kafka("release-group", "g", "--undo", "again.json", "--yes", "--json").json
+    assert [(move["before"], move["after"]) for move in again["moves"]] == [(10, 40)]
+    moved = kafka("release-group", "g", "--from-file", again["plan"], "--dry-run")
+    assert moved.status == 2, "a plan is undone, not taken for positions"
+    assert kafka("release-group", "other", "--undo", plan, "--yes").status == 2
+    assert kafka("release-group", "g", "--to", "earliest", "--yes", "--plan", here / "no" / "where").status == 2
+    assert positions(kafka) == [40, 50]
+
+
+def test_a_time_is_said_with_its_moment(kafka: Command, append: Callable[..., None], data: str, here: Path) -> None:
+    (here / "p.json").write_text(json.dumps([{"topic": data, "partition": 0, "offset": "1d"}]))
+    for args in (["--partition", f"{data}:0=1d"], ["--from-file", "p.json"]):
+        ran = kafka("release-group", "g", *args, "--dry-run")
+        assert (ran.status, f"{args[0]} 1d is 20" in ran.err) == (0, True)
+        (moment,) = kafka("release-group", "g", *args, "--dry-run", "--json").json["times"]
+        assert (moment["option"], moment["text"]) == (args[0], "1d")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("t,0", "line 1: topic,partition,offset or"),
+        ("t,0,1\nt,x,2", "line 2: invalid literal"),
+        ("t,0,1\nt,0,2", "line 2: t [0] stands there twice"),
+        ("t,0,sideways", "line 1: 'sideways' is no time"),
+        ("t,-1,5", "line 1: a topic and a partition from 0 on"),
+        ("other,t,0,5", "it has no positions of group 'g'"),
+        ("", "it has no positions of group 'g'"),
+        ("{", "it is no JSON"),
+        ('{"a": 1}', "a list of objects"),
+        ('[{"topic": "t", "partition": 0}]', "object 1: it has no offset"),
+    ],
+)
+def test_a_file_that_can_not_be_meant_is_refused(command: Command, here: Path, text: str, why: str) -> None:
+    (here / "file").write_text(text)
+    ran = command("--bootstrap", "127.0.0.1:1", "release-group", "g", "--from-file", "file", "--yes")
+    assert (ran.status, why in ran.err, "Nothing was changed" in ran.err) == (2, True, True), ran.err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--undo", "file", "--to", "latest"],
+        ["--undo", "file", "--from-file", "file"],
+        ["--from-file", "file", "--partition", "t:0=1"],
+        ["--keep-done"],
+        ["--undo", "file", "--keep-done"],
+        ["--resume", "--undo", "file"],
+        ["--undo", "file"],  # it is no plan
+    ],
+)
+def test_what_contradicts_itself_is_refused(command: Command, here: Path, args: list[str]) -> None:
+    (here / "file").write_text("t,0,1")
+    assert command("--bootstrap", "127.0.0.1:1", "release-group", "g", *args, "--yes").status == 2

@@ -20,8 +20,6 @@ from kafka_marshal.checkpoints import Folder
 from kafka_marshal.checkpoints.store import SavedPart
 from tests.modes import options_of
 
-__all__ = ["Ledger", "Memory", "Store", "counted"]
-
 
 class Store(Protocol):
     """Keeps states."""

@@ -185,52 +185,6 @@ def in_a_fork(call: Callable[[], str]) -> str:
     return answer
 
 
-def test_a_lease_goes_whole_by_keys_by_batches_and_whole_again(scene: Scene) -> None:
-    topic = scene.topic(1)
-    worker = scene.member("m")
-    done: list[int] = []
-    published = 0
-
-    def more() -> int:
-        nonlocal published
-        publish(scene, topic, published, 80)
-        published += 80
-        return published
-
-    end = more()
-    with worker.consumer([topic]) as whole:
-        done += take(whole, end)
-    more()
-    with worker.consumer(mode=Keys({(topic, 0): [LOW]})) as low:  # the other keys are behind now
-        done += take(low, len(of([LOW], 160, 80)))
-    with worker.consumer([topic], mode=Batches()) as shared:
-        assert list(_first(shared, 2 * HI / 1000)) == [], "keys at different places can't be shared by batches"
-    with worker.consumer(mode=Keys({(topic, 0): [HIGH]})) as high:
-        done += take(high, len(of([HIGH], 160, 80)))
-    end = more()
-    with worker.consumer([topic], mode=Batches()) as shared:
-        for batch in shared.batches(max_messages=10):
-            done += [message.offset() or 0 for message in batch]
-            if len(done) >= end:
-                batch.done()
-                break
-            batch.done()
-    end = more()
-    with worker.consumer([topic]) as whole:
-        done += take(whole, 80)
-    assert Counter(done) == Counter(range(end))
-
-
-def _first(shared: Any, seconds: float) -> Iterable[int]:
-    """The offsets of the first batch within some time."""
-    marshal_stop = time.monotonic() + seconds
-    while time.monotonic() < marshal_stop:
-        if shared.assignment():
-            yield from (message.offset() for message in next(shared.batches(timeout=0.1)))
-            return
-        time.sleep(0.05)
-
-
 def test_two_pods_of_an_event_loop_do_all_once(scene: Scene) -> None:
     """One iterates, the others run handlers by key; what one leaves at its close the standby takes."""
     topic, got = scene.topic(1), Counter[int]()

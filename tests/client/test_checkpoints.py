@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,22 +17,28 @@ import pytest
 from kafka_marshal import (
     Checkpoint,
     CheckpointPolicy,
+    ConfigurationError,
     Group,
     GroupConsumer,
     Marshal,
     Message,
     Restore,
+    StateError,
 )
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.aio import GroupConsumer as AsyncConsumer
 from kafka_marshal.aio import Marshal as AsyncMarshal
+from kafka_marshal.client import fetching, tries
 from kafka_marshal.engine.groups import mirror
 from kafka_marshal.engine.work import delivery
 from kafka_marshal.metrics.measure import GroupLag
-from rationalizer import ConfigureGroup, encode
+from kafka_marshal.metrics.rows import CheckpointMetrics
+from kafka_marshal.node import coordination_topic
+from rationalizer import ConfigureGroup, Record, SettleOffsets, encode
 from tests.client.conftest import wait_until
 from tests.client.counting import Ledger, Memory, counted
 from tests.faults.stories import GROUP, TOPIC, memory_cluster
+from tests.fleet import Fleet, started
 
 SESSION = 600
 PARTITIONS = 4
@@ -188,36 +195,6 @@ def test_joins_and_leaves_repeat_nothing(team: Team, way: str) -> None:
     assert set(team.handled().values()) == {1}
 
 
-def test_a_loss_goes_back_to_the_last_cut_of_its_pieces_alone(team: Team) -> None:
-    a, b = team.start("a", policy=ON_DEMAND), team.start("b", policy=ON_DEMAND)
-    settled(a, b)
-    team.produce(10)
-    wait_until(lambda: len(team.handled()) == 40)
-    a.consumer.checkpoint()
-    wait_until(lambda: len(a.consumer.checkpoints.kept) > 1 and a.consumer.checkpoints.kept[-1].kind == "periodic")
-    theirs = b.owns()
-    team.produce(5)
-    wait_until(lambda: len(team.handled()) == 60)
-    before = len(a.restored())
-    b.die()
-    wait_until(lambda: a.owns() == set(range(PARTITIONS)))
-    team.await_counted(a)
-    assert Counter(a.restored()[before:]) == {("lost", partition): 1 for partition in theirs}
-    repeated = {at for at, times in team.handled().items() if times > 1}
-    assert repeated == {(partition, offset) for partition in theirs for offset in range(10, 15)}
-
-
-def test_a_restart_under_the_same_name_takes_up_at_once(team: Team) -> None:
-    a = team.start("a", session_timeout=60.0)
-    team.produce(10)
-    wait_until(lambda: len(team.handled()) == 40)
-    a.die()
-    again = team.start("a", session_timeout=60.0)
-    team.produce(5)
-    team.await_counted(again)
-    assert {why for why, _ in again.restored()} == {"lost"}
-
-
 @pytest.mark.parametrize("hold", [False, True])
 def test_all_go_back_by_a_rollback(team: Team, hold: bool) -> None:
     policy = CheckpointPolicy(every=None, drain=0.5, timeout=1.0, hold=hold)
@@ -258,34 +235,6 @@ def test_what_could_not_be_saved_is_left_for_the_next_checkpoint(team: Team, cap
     b = team.start("b")
     team.await_counted(b)
     assert set(team.handled().values()) == {1}
-
-
-def test_a_handler_that_hangs_holds_back_its_piece_alone(team: Team) -> None:
-    """Other lanes continue; checkpoints are complete without it, and it comes again after its member is gone."""
-    a = team.start("a", run)
-    released = threading.Event()
-
-    def handle(message: Message) -> None:
-        if message.value() == b"hang":
-            released.wait(20)
-        else:
-            a.ledger.handle(message)
-
-    a.handle = handle
-    team.produce(1, b"hang", range(1))
-    team.produce(20)
-    wait_until(lambda: len(team.handled()) == 80)
-    wait_until(lambda: len({p for what, more in list(a.said) if what == "saved" for p in more["partitions"]}) == 3)
-    newest = a.consumer.checkpoints.newest
-    team.produce(20)
-    wait_until(lambda: len(team.handled()) == 160 and a.consumer.checkpoints.newest != newest)
-    assert 0 not in {p for what, more in list(a.said) if what == "saved" for p in more["partitions"]}
-    a.marshal.stop()
-    a.marshal.close(1.5)
-    released.set()
-    b = team.start("b")
-    team.await_counted(b)
-    assert {partition for (partition, _), times in team.handled().items() if times > 1} == {0}
 
 
 def test_a_lost_batch_that_a_loop_has_skipped_is_reported_until_the_next_one_comes(
@@ -343,30 +292,6 @@ def test_a_piece_that_waits_for_a_handler_left_behind_is_reported(
     team.await_counted(a)
 
 
-def test_an_exception_that_leaves_the_block_costs_what_was_done_since_the_last_cut(team: Team) -> None:
-    """What its handler has left in memory is not known, so nothing of it is saved."""
-
-    def block(consumer: GroupConsumer, handle: Callable[[Message], object]) -> None:
-        with consumer:
-            loop(consumer, handle)
-
-    a = team.start("a", block, policy=ON_DEMAND)
-    team.produce(10)
-    wait_until(lambda: len(team.handled()) == 40)
-    saved = len(team.store.states)
-
-    def handle(message: Message) -> None:
-        raise ValueError("a bug")
-
-    a.handle = handle
-    team.produce(1)
-    wait_until(lambda: a.error is not None)
-    assert len(team.store.states) == saved
-    b = team.start("b")
-    team.await_counted(b)
-    assert set(team.handled().values()) == {1, 2}
-
-
 def test_the_end_of_a_marshal_does_not_wait_again_for_what_the_close_of_its_consumer_waits_for(team: Team) -> None:
     """As with one block in the other: the first close() gives up, Kafka being away, while the second one begins."""
     a = team.start("a", policy=ON_DEMAND)
@@ -380,33 +305,6 @@ def test_the_end_of_a_marshal_does_not_wait_again_for_what_the_close_of_its_cons
     wait_until(lambda: a.consumer._engine.closing)
     second.start()
     wait_until(lambda: not (first.is_alive() or second.is_alive()))
-
-
-def test_the_answer_waits_for_a_future_and_the_piece_does_not(team: Team) -> None:
-    futures: list[Future[None]] = []
-    a = team.start("a", policy=CheckpointPolicy(every=None, drain=0.5, timeout=30))
-    save = a.ledger.save
-    team.produce(10)
-    wait_until(lambda: len(team.handled()) == 40)
-    kept = a.consumer.checkpoints.newest
-
-    def later(checkpoint: Checkpoint) -> Future[None]:
-        save(checkpoint)
-        futures.append(Future())
-        return futures[-1]
-
-    a.consumer._state_calls._functions = {"on_checkpoint": later, "on_restore": a.ledger.restore}
-    a.consumer.checkpoint()
-    wait_until(lambda: futures)
-    team.produce(5)
-    wait_until(lambda: len(team.handled()) == 60)
-    assert a.consumer.checkpoints.newest == kept
-    assert a.consumer.checkpoints.state == "SAVING"
-    wait_until(lambda: sum(len(more["partitions"]) for what, more in list(a.said) if what == "saved") == PARTITIONS)
-    for future in futures:
-        future.set_result(None)
-    wait_until(lambda: a.consumer.checkpoints.newest != kept)
-    assert a.consumer.checkpoints.state == "POLLING"
 
 
 def test_members_that_share_partitions_by_key_hand_over_state_by_key(team: Team) -> None:
@@ -424,44 +322,6 @@ def test_members_that_share_partitions_by_key_hand_over_state_by_key(team: Team)
     e, f = workers[4:]
     team.await_counted(e, f)
     assert set(team.handled().values()) == {1}
-
-
-def test_a_run_that_is_stopped_closes_gaps_that_no_checkpoint_can_name(team: Team) -> None:
-    setting = ("accept_individual_commit", False)  # as for a key share: its cut may have no gaps
-    team.cluster.broker.produce("__marshal", 0, encode(ConfigureGroup("i", "o", GROUP, (setting,))))
-    a = team.start("a", run, ON_DEMAND)
-    returns = threading.Event()
-
-    def handle(message: Message) -> None:
-        assert message.offset() != 0 or returns.wait(10)
-        a.ledger.handle(message)
-
-    a.handle = handle
-    for key in (b"k", b"k", b"m"):
-        team.cluster.broker.produce(TOPIC, 0, b"x", key=key)
-    wait_until(lambda: team.handled() == {(0, 2): 1})
-    a.marshal.stop()
-    returns.set()
-    a.leave()
-    b = team.start("b")
-    wait_until(lambda: ("joined", 0) in b.restored())
-    assert team.handled() == {(0, 0): 1, (0, 1): 1, (0, 2): 1}
-    assert b.ledger.counts[0].total() == 3
-
-
-def test_what_on_restore_raises_ends_the_membership_and_is_raised(team: Team) -> None:
-    a = team.start("a")
-    team.produce(10)
-    wait_until(lambda: len(team.handled()) == 40)
-    a.leave()
-    states, team.store.states = team.store.states, {}
-    b = team.start("b")
-    wait_until(lambda: b.error is not None)
-    assert isinstance(b.error, AssertionError)  # the store's
-    assert b.handle == b.ledger.handle and not [1 for what, _ in b.said if what == "handled"]
-    team.store.states = states
-    c = team.start("c")
-    team.await_counted(c)
 
 
 def test_in_an_event_loop(team: Team) -> None:
@@ -573,3 +433,208 @@ def test_health_says_where_it_stands_and_what_it_waits_for(team: Team) -> None:
     assert "on_checkpoint of" in problem and "Return a Future" in problem
     hangs.set()
     wait_until(lambda: a.marshal.health().ok)
+
+
+# -- Which members a group that takes checkpoints lets in; on a cluster in memory ---------------------------------
+
+
+def refusal(consumer: GroupConsumer) -> str:
+    with pytest.raises(ConfigurationError) as caught, suppress(StateError):
+        consumer.poll(10)
+    return str(caught.value)
+
+
+def test_all_members_take_part_or_none(team: Team) -> None:
+    a = team.start("a")
+    wait_until(lambda: a.owns() == set(range(PARTITIONS)))
+    other = Marshal.on_cluster(team.cluster.connect("b"), group_id=GROUP, client_id="b", heartbeat_interval=0.3)
+    with other, other.consumer([TOPIC], mode=Group(session_timeout=SESSION / 1000)) as consumer:
+        assert "checkpoints=CheckpointPolicy" in refusal(consumer)
+    other = Marshal.on_cluster(team.cluster.connect("c"), group_id=GROUP, client_id="c", heartbeat_interval=0.3)
+    hold = CheckpointPolicy(hold=True)
+    with other, other.consumer([TOPIC], mode=Group(session_timeout=SESSION / 1000), checkpoints=hold) as consumer:
+        assert "hold" in refusal(consumer)
+    adopting = team.start("d", policy=CheckpointPolicy(adopt=True, hold=True))
+    wait_until(lambda: adopting.owns())
+
+
+def test_a_group_that_works_without_checkpoints_is_not_joined_with_them(team: Team) -> None:
+    other = Marshal.on_cluster(team.cluster.connect("b"), group_id=GROUP, client_id="b", heartbeat_interval=0.3)
+    with other, other.consumer([TOPIC], mode=Group(session_timeout=SESSION / 1000)) as there:
+        wait_until(lambda: there.pieces())
+        a = team.start("a")
+        wait_until(lambda: a.error is not None)
+        assert f"kafka-marshal checkpoints {GROUP} --start" in str(a.error)
+        adopting = team.start("c", policy=CheckpointPolicy(adopt=True))
+        wait_until(lambda: adopting.owns())
+        adopting.consumer.commit()
+        with pytest.raises(ConfigurationError, match="--start"):
+            adopting.consumer.checkpoint()
+
+
+def test_a_group_with_open_messages_begins_no_checkpoints(team: Team) -> None:
+    def append(record: Record, cp: int) -> int:
+        return team.cluster.broker.produce("__marshal", cp, encode(record))
+
+    fleet = Fleet(GROUP, 1, append)
+    fleet.configure()
+    generation = fleet.join("b", {TOPIC: PARTITIONS}, session=SESSION)
+    fleet.commit("b", generation, *started(TOPIC, 0))
+    append(SettleOffsets(*fleet.ids("b"), generation, 99, TOPIC, 0, parked=((5, 8, 5, "Bad"),)), 0)
+    fleet.leave("b", generation)
+    a = team.start("a")
+    wait_until(lambda: a.error is not None)
+    assert isinstance(a.error, ConfigurationError)
+    assert f"kafka-marshal discard {GROUP} --all" in str(a.error)
+
+
+def test_a_topic_below_level_3_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordination_topic, "SUPPORTED_LEVEL", 2)
+    cluster = memory_cluster()
+    marshal = Marshal.on_cluster(cluster.connect("a"), group_id=GROUP, client_id="a", heartbeat_interval=0.3)
+    with (
+        marshal,
+        marshal.consumer([TOPIC], mode=Group(), checkpoints=POLICY) as consumer,
+        pytest.raises(Exception) as caught,
+    ):
+        consumer.poll(10)
+    assert "kafka-marshal upgrade" in str(caught.value) and "level 3" in str(caught.value)
+
+
+# -- Pieces continue with the end of their cut, whatever the threads that want messages wait for ------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_fetched_continues_with_the_end_of_a_cut(team: Team, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with the end of a wait for new messages: here it takes a minute."""
+    for module, name in ((fetching, "SLICE_S"), (tries, "LOOK_S")):
+        monkeypatch.setattr(module, name, 60.0)
+    first, begun, looked = threading.Lock(), threading.Event(), threading.Event()
+
+    def work(consumer: GroupConsumer, handle: Callable[[Message], object]) -> None:
+        def first_asks(message: Message) -> None:
+            if first.acquire(blocking=False):
+                consumer.checkpoint()
+                if way != "run":  # there another thread reads, and waits already
+                    looked.clear()
+                begun.set()
+            begun.wait(10)
+            handle(message)
+
+        WAYS[way](consumer, first_asks)
+
+    def fill(self: fetching.Fetcher, *about: Any) -> int:
+        found = filled(self, *about)
+        looked.set()
+        return found
+
+    def save_when_waited_for(*state: Any) -> None:
+        looked.wait(10)
+        save(*state)
+
+    filled, save = fetching.Fetcher.fill, team.store.save
+    monkeypatch.setattr(fetching.Fetcher, "fill", fill)
+    monkeypatch.setattr(team.store, "save", save_when_waited_for)
+    team.produce(10)
+    a = team.start("a", work, ON_DEMAND)
+    team.await_counted(a)
+    assert "saved" in [what for what, _ in a.said]
+    monkeypatch.undo()
+    team.produce(1)  # ends such a wait
+    team.await_counted(a)
+
+
+# on_checkpoint does not return, or fails, in a member that closes or continues; on a cluster in memory.
+
+
+def test_pieces_whose_state_was_not_saved_are_not_said_to_be_handed_over(
+    team: Team, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    hangs, save = threading.Event(), team.store.save
+    monkeypatch.setattr(team.store, "save", lambda *_: hangs.wait(20))
+    a = team.start("a")
+    team.produce(3)
+    wait_until(lambda: "on_checkpoint has not returned since an earlier checkpoint" in caplog.text)
+    a.leave(timeout=1)
+    assert "close() does not wait any longer: on_checkpoint of t [0]" in caplog.text
+    assert "The member leaves its group without that" in caplog.text
+    assert "lost t [0-3]: this member has left at a checkpoint that does not have what was done" in caplog.text
+    assert "handed over" not in caplog.text and "messages in flight were not done" not in caplog.text
+    monkeypatch.setattr(team.store, "save", save)
+    hangs.set()
+    b = team.start("b")
+    team.await_counted(b)
+    assert {why for why, _ in b.restored()} == {"joined"}
+
+
+def test_a_member_whose_saves_fail_one_after_another_is_not_well(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = team.store.save
+
+    def fails(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(team.store, "save", fails)
+    a = team.start("a")
+    team.produce(3)
+
+    def found() -> list[str]:  # on a busy machine there may be others for a moment, too
+        return [x for x in a.marshal.health().problems if x.startswith("its last ")]
+
+    wait_until(lambda: bool(found()))
+    (problem,) = found()
+    assert "lack some or all of its pieces" in problem
+    assert "on_checkpoint fails or hangs: check the store of states" in problem
+    monkeypatch.setattr(team.store, "save", save)
+    wait_until(lambda: a.marshal.health().ok)
+    a.leave()
+
+
+def test_figures_and_the_log_count_what_is_saved_and_not_what_was_tried(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = team.start("a")
+    team.produce(3)
+
+    def read() -> CheckpointMetrics:
+        found = a.marshal.metrics().checkpoints
+        assert found is not None
+        return found
+
+    def outcomes() -> dict[str, int]:
+        return dict(read().outcomes)
+
+    wait_until(lambda: outcomes().get("complete", 0) > 0)
+    save = team.store.save
+
+    def fails(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(team.store, "save", fails)
+    ended = outcomes().get("ended", 0)
+    team.produce(3)
+    wait_until(lambda: outcomes().get("ended", 0) > ended + 1)
+    before, saved, kept = outcomes(), read().save_seconds.count, a.consumer.checkpoints.kept
+    cut_at = time.monotonic() - (read().oldest_cut_seconds or 0.0)
+    wait_until(lambda: outcomes().get("ended", 0) > before["ended"] + 2)
+    found = read()
+    assert found.oldest_cut_seconds is not None
+    assert abs(time.monotonic() - found.oldest_cut_seconds - cut_at) < 0.2, "the alert of a store that refuses"
+    assert outcomes() == {**before, "ended": outcomes()["ended"]}
+    assert (found.save_seconds.count, a.consumer.checkpoints.kept) == (saved, kept), "nothing was retired either"
+    monkeypatch.setattr(team.store, "save", save)
+    wait_until(lambda: (read().oldest_cut_seconds or 9.0) < time.monotonic() - cut_at - 0.5)
+    assert outcomes()["complete"] > before["complete"]
+
+
+def test_one_of_two_members_that_saves_nothing_is_named(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = team.start("a"), team.start("b")
+    settled(a, b)
+    monkeypatch.setattr(b.ledger, "failures", 10**6)
+    team.produce(1)
+
+    def outcome(worker: Worker, what: str) -> int:
+        found = worker.marshal.metrics().checkpoints
+        return 0 if found is None else dict(found.outcomes).get(what, 0)
+
+    wait_until(lambda: outcome(a, "without_some") > 0 and outcome(b, "without_some") > 0)

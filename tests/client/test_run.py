@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import random
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections import deque
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Producer
 
 from kafka_marshal import Attempt, ConfigurationError, Hooks, Retry
-from tests.client.conftest import take, wait_until
+from kafka_marshal.client.workers import MOST_IN_TURN, Ready
+from kafka_marshal.engine.work.lane import Lane
+from kafka_marshal.observe import problems
+from tests.cli.harness import Command
+from tests.client.conftest import HI, Worker, take, wait_until
 from tests.client.running import (
     HOW,
     KINDS,
@@ -25,6 +37,7 @@ from tests.client.running import (
     places,
     publish,
 )
+from tests.client.test_group import SESSION
 
 # Order, and all of it.
 
@@ -319,3 +332,281 @@ def test_events_are_in_the_order_of_time() -> None:
     with pytest.raises(AssertionError, match="is late"):
         handlers.check_order()
     logging.getLogger("kafka_marshal").debug("checked")
+
+
+# -- The next lane: half of the workers take the longest lane, the others the one that has waited longest ---------
+
+
+class Waiting:
+    """A minimal lane."""
+
+    def __init__(self, name: str, messages: int, number: int = 1) -> None:
+        self.name = name
+        self.number = number
+        self.rest: deque[Any] | None = deque(range(messages - 1)) if messages > 1 else None
+
+
+def ready_of(**lengths: int) -> Ready:
+    ready = Ready()
+    for name, messages in lengths.items():
+        ready.put(cast("Lane", Waiting(name, messages)))
+    return ready
+
+
+def taken(ready: Ready, *longest: bool) -> str:
+    names = [cast("Any", lane).name if (lane := ready.take(x)) is not None else "-" for x in longest]
+    return "".join(names)
+
+
+def test_the_longest_comes_first_and_of_those_as_long_the_first() -> None:
+    ready = ready_of(a=1, b=2, c=500, d=9000, e=300, f=70_000)
+    assert taken(ready, *[True] * 7) == "dfceba-"
+
+
+def test_the_others_come_in_turn() -> None:
+    assert taken(ready_of(a=1, b=2, c=500, d=9000), *[False] * 5) == "abcd-"
+
+
+def test_no_lane_is_taken_twice() -> None:
+    ready = ready_of(a=1, b=2, c=500, d=9000)
+    assert taken(ready, True, False, True, False, True) == "dacb-"
+    assert len(ready) == 0
+
+
+def test_a_lane_that_comes_back_is_last_in_turn() -> None:
+    ready = ready_of(a=1, b=1)
+    again = ready.take(longest=False)
+    assert again is not None
+    ready.put(again)
+    assert taken(ready, False, False) == "ba"
+
+
+def test_many_that_are_tried_again_leave_half_of_the_tries_to_what_is_new() -> None:
+    ready = Ready()
+    for _ in range(1_000):
+        ready.put(cast("Lane", Waiting("r", 1, number=2)))
+    for name in "abc":
+        ready.put(cast("Lane", Waiting(name, 1)))
+    assert taken(ready, *[False, True] * 4) == "rarbrcrr"
+    assert len(taken(ready, *[True] * 995)) == 995
+    assert taken(ready, True) == "-"
+    assert [len(cells) for cells in (ready._in_turn, ready._again, ready._new)] == [0, 0, 0]
+
+
+def test_threads_find_each_lane_once() -> None:
+    """As many calls as there are lanes, in any interleaving."""
+    ready, found, names = Ready(), deque[str](), [f"{number}" for number in range(20_000)]
+
+    def work(longest: bool, mine: list[str]) -> None:
+        for name in mine:
+            ready.put(cast("Lane", Waiting(name, 1 + int(name) % 50, 1 + int(name) % 3 // 2)))
+            found.append(taken(ready, longest))
+
+    threads = [threading.Thread(target=work, args=(part % 2 == 1, names[part::8])) for part in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found, key=int) == names
+
+
+def test_what_was_taken_is_not_kept() -> None:
+    """If all take the longest, and if all take them in turn."""
+    for longest in (True, False):
+        ready = ready_of(first=1) if longest else ready_of()
+        for _ in range(MOST_IN_TURN * 2):
+            ready.put(cast("Lane", Waiting("again", 100)))
+            ready.take(longest)
+        assert len(ready._in_turn) <= MOST_IN_TURN
+        assert sum(map(len, ready._by_length)) <= 2
+
+
+# A process stopped in its handlers until another has its partition: it has no effect when it continues.
+
+
+class Zombie(Worker):
+    """See zombie.py."""
+
+    def __init__(self, scene: Crew, topic: str, folder: Path, **options: object) -> None:
+        self.out = folder / "zombie.jsonl"
+        arguments = {
+            "bootstrap": scene.bootstrap,
+            "group": scene.group,
+            "coordination": scene.coordination,
+            "topic": topic,
+            "client_id": "zombie",
+            "out": str(self.out),
+            "hi": HI,
+            "session": SESSION if scene.kind == "group" else 0,
+            **options,
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("zombie.py")), json.dumps(arguments)]
+        )
+
+
+@pytest.mark.parametrize("act", ["fail", "write"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_stopped_process_makes_of_its_messages_has_no_effect(
+    crew: Crew, tmp_path: Path, kind: str, act: str
+) -> None:
+    crew.kind = kind
+    topic, dead, database = crew.topic(1), crew.topic(1), tmp_path / "rows.db"
+    with sqlite3.connect(database) as rows:
+        rows.execute("CREATE TABLE lines (offset)")
+    count = 4 if act == "fail" else 1
+    publish(crew, topic, [f"k{x}" for x in range(count)])
+    options = {"act": act, "dead": dead, "database": str(database), "concurrency": count, "attempts": 1}
+    zombie = Zombie(crew, topic, tmp_path, **options)
+    crew.workers.append(zombie)
+    wait_until(lambda: len(zombie.offsets("begin")) == count, 180)
+    zombie.stop()
+    _, consumer = crew.consumer("other", topic)
+    for _ in range(count):
+        message = consumer.poll(30.0)
+        assert message is not None
+        consumer.done(message)
+    zombie.out.with_suffix(".go").touch()
+    zombie.go_on()
+    wait_until(lambda: len([line for line in zombie.lines() if line["what"] != "begin"]) == count, 60)
+    assert {line["what"] for line in zombie.lines()} == {"begin", "lost False"}
+    assert crew.cluster.watermarks([(dead, 0)], 10)[dead, 0] == (0, 0)
+    with sqlite3.connect(database) as rows:
+        assert rows.execute("SELECT * FROM lines").fetchall() == []
+    assert zombie.process.poll() is None, "its run goes on"
+
+
+# What health() says of a handler that hangs while most tries fail; it and `check` of one that can't be cancelled.
+
+
+def check(command: Command, crew: Crew) -> str:
+    ran = command("--bootstrap", crew.bootstrap, "--topic", crew.coordination, "check")
+    assert ran.status in (0, 1), ran.err
+    return ran.out
+
+
+def test_a_handler_that_hangs_while_most_tries_fail_is_named_and_after_ten_seconds_others_continue(crew: Crew) -> None:
+    topic = crew.topic(1)
+    publish(crew, topic, [f"k{number}" for number in range(80)])
+    member, consumer = crew.consumer("a", topic)
+    end, later = threading.Event(), threading.Event()
+
+    def handle(message: Any) -> None:
+        if message.offset() == 3:
+            if any("tries of run(…) in a row failed" in problem for problem in member.health().problems):
+                end.wait(60)
+                return
+        elif end.is_set():
+            return
+        elif any("has not returned" in problem for problem in member.health().problems):
+            later.set()
+        raise TimeoutError("the database is away")
+
+    running = Running(consumer, handle, concurrency=4, retry=Retry(attempts=500, backoff=(0.01, 0.02)), park=True)
+    try:
+        wait_until(lambda: "offset 3 has not returned for" in str(member.health()), 90)
+        assert "the others wait for it for 10 s, and then continue without it" in str(member.health())
+        assert not later.is_set()
+        wait_until(later.is_set, 90, what="others are tried")
+    finally:
+        end.set()
+        running.stop(member)
+
+
+def test_a_coroutine_that_swallows_its_cancellation_is_named_and_so_is_what_waits_for_it(
+    crew: Crew, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its partition is taken up again, its key waits, and all others are done."""
+    topic = crew.topic(1)
+    publish(crew, topic, ["a", "bad", "b", "bad", "c"])
+    member, consumer = crew.consumer("a", topic, handler_timeout=1.0)
+    monkeypatch.setattr(problems, "STUCK_BATCH_MS", 500)
+    done: set[int] = set()
+    may_end = threading.Event()
+
+    async def handle(message: Any) -> None:
+        while message.offset() == 1 and not may_end.is_set():
+            try:
+                await asyncio.sleep(0.05)
+            except asyncio.CancelledError:
+                continue
+        done.add(message.offset())
+
+    running = Running(consumer, handle, concurrency=4, retry=QUICK, park=True)
+    try:
+        wait_until(lambda: {0, 2, 4} <= done)
+        wait_until(
+            lambda: "a handler has had this message since before the partition was taken" in str(member.health())
+        )
+        assert 3 not in done
+        (held,) = member.health().held_back
+        assert (held.topic, held.offset, held.key) == (topic, 1, b"bad")
+        wait_until(lambda: "for the next try, for up to" in check(command, crew))
+    finally:
+        may_end.set()
+        wait_until(lambda: {1, 3} <= done)
+        running.stop(member)
+
+
+# A partition to be released while a handler hangs: it stays if the reason ends, or is released in time.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", HOW)
+def test_a_pause_that_ends_leaves_a_partition_with_a_stuck_key_at_work(crew: Crew, how: str, kind: str) -> None:
+    crew.kind = kind
+    topic = crew.topic(1)
+    publish(crew, topic, ["a", "stuck", "a", "stuck"])
+    handlers = Handlers(how)
+    gate = handlers.gate("stuck")
+    calls: list[str] = []
+    about: dict[str, Any] = {name: lambda *_, name=name: calls.append(name) for name in ("on_assign", "on_revoke")}
+    a, consumer = crew.consumer("a", topic, **about)
+    running = Running(consumer, handlers)
+    handlers.await_ended({(0, 0), (0, 2)})
+    crew.pause(60_000)
+    wait_until(lambda: "on_revoke" in calls)
+    if kind == "group":  # claims get no heartbeat during a pause, so this would take too long
+        (held,) = wait_until(lambda: [x for x in a.health().held_back if x.releasing])
+        assert (held.offset, held.key, held.releasing) == (1, b"stuck", "the group is paused")
+    crew.pause(0)
+    publish(crew, topic, ["a", "b"])
+    handlers.await_ended({(0, 4), (0, 5)})
+    assert calls == ["on_assign", "on_revoke", "on_assign"]
+    wait_until(lambda: [x.releasing for x in a.health().held_back] == [""])
+    gate.set()
+    handlers.await_ended(places(6))
+    running.stop(a)
+    handlers.check_order()
+    assert set(handlers.ended.values()) == {1}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", HOW)
+def test_a_stuck_key_keeps_a_partition_from_others_no_longer_than_revoke_timeout(
+    crew: Crew, how: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    crew.kind = kind
+    topic = crew.topic(2)
+    for partition in (0, 1):
+        publish(crew, topic, ["a", "stuck", "a"], partition)
+    hung, well = Handlers(how), Handlers(how)
+    gate = hung.gate("stuck")
+    a, consumer = crew.consumer("a", topic, revoke_timeout=1.0)
+    first = Running(consumer, hung, drain_timeout=0.1)
+    hung.await_ended({(partition, offset) for partition in (0, 1) for offset in (0, 2)})
+    b, other = crew.consumer("b", topic)
+    second = Running(other, well)
+    wait_until(lambda: well.of("end", "stuck"), 2 * HI / 1000 + 15)
+    ((moved, _),) = well.of("end", "stuck")
+    publish(crew, topic, ["a"], moved)
+    well.await_ended({(moved, 1), (moved, 3)})
+    errors = [x.getMessage() for x in caplog.records if x.levelno == logging.ERROR]
+    (error,) = [text for text in errors if "revoke_timeout" in text]
+    assert f"{topic} [{moved}] is released" in error
+    assert "offset 1 (key b'stuck')" in error
+    gate.set()
+    wait_until(lambda: consumer.ignored_done == 1)
+    a.stop()
+    b.stop()
+    assert (first.ended(), second.ended()) == (None, None)

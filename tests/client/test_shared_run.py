@@ -127,32 +127,6 @@ def test_a_slow_message_keeps_one_handler_and_the_others_get_what_comes() -> Non
         team.close()
 
 
-def test_a_batch_that_is_done_but_for_a_parked_message_and_one_that_is_given_back() -> None:
-    """What the program says of a batch counts in its order: else the parked message would be done, and lost."""
-    cluster = memory_cluster(1, 20)
-    with member(cluster) as marshal, marshal.consumer([TOPIC], mode=Batches()) as consumer:
-        seen = 0
-        for batch in consumer.batches():
-            for message in batch:
-                if message.offset() in (3, 11):
-                    batch.park(message, "Bad")
-            batch.done()
-            seen += len(batch)
-            if seen == 20:
-                break
-        aside = [(3, 3, "Bad"), (11, 11, "Bad")]
-        wait_until(lambda: [(hole.first, hole.last, hole.reason) for hole in open_in(marshal)] == aside)
-        for _ in range(5):
-            cluster.broker.produce(TOPIC, 0, b"x")
-        batch = next(consumer.batches())
-        batch.done(batch.messages[:1])
-        batch.give_back()
-        wait_until(lambda: not batch.is_held)
-        again = next(consumer.batches())
-        assert again.delivery_count == 1, "giving back counts for nothing (U11)"
-        assert again.first_offset > batch.first_offset, "what is done does not come again"
-
-
 def test_batches_in_asyncio() -> None:
     cluster = memory_cluster(1, 30)
 

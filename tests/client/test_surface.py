@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -39,7 +40,7 @@ from kafka_marshal import (
 )
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.client.fetching import MANY
-from kafka_marshal.instance import release
+from kafka_marshal.instance import Instance, new_instance_id, release
 from kafka_marshal.pipeline.claimed import ClaimedBatches
 from kafka_marshal.pipeline.source import KafkaMarshalSource, leases_of, register
 from kafka_marshal.sinks import PostgresSink, SqliteSink
@@ -620,3 +621,25 @@ def test_a_missing_extra_is_named(module: str, code: str, extra: str) -> None:
     assert done.returncode != 0
     *_, last = done.stderr.strip().splitlines()
     assert f"pip install 'kafka-marshal[{extra}]'" in last
+
+
+# -- An instance_id names a Marshal's host and release ------------------------------------------------------------
+
+
+def test_it_is_read_back_and_names_one_run() -> None:
+    made = new_instance_id()
+    assert Instance.parse(made) == Instance(socket.gethostname(), os.getpid(), release())
+    assert str(Instance.parse(made)) == f"{socket.gethostname()}:{os.getpid()}"
+    assert made != new_instance_id()
+
+
+def test_any_host_name_fits_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "wörker/" + 300 * "x")
+    made = new_instance_id()
+    assert len(made.encode()) <= 255
+    assert Instance.parse(made) is not None
+
+
+@pytest.mark.parametrize("other", [None, "", "8f14e45fceea167a", "a/b/c/d", "a/1/2"])
+def test_others_are_left_alone(other: str | None) -> None:
+    assert Instance.parse(other) is None

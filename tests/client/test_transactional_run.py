@@ -26,7 +26,7 @@ from tests.client.conftest import wait_until
 from tests.client.plant import DEAD, IN, OUT, Plant, copy
 from tests.client.running import HOW, KINDS, LONG_S, QUICK, Crew, Handlers, Running, done_of, publish
 from tests.engine.replay import Replay, read_lines
-from tests.faults.stories import GROUP, HI
+from tests.faults.stories import GROUP
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -142,67 +142,6 @@ def test_without_dead_letters_a_failure_ends_the_run_and_what_precedes_it_is_com
     assert plant.outputs() == ["0", "1", "2", "3"]
 
 
-def test_what_is_finished_is_committed_before_the_end(plant: Plant) -> None:
-    plant.put("a" * 50)
-    handled: list[int] = []
-    member, consumer = plant.consumer()
-
-    def handle(message: Any) -> None:
-        copy(message)
-        handled.append(message.offset())
-        if message.offset() == 20:
-            member.stop()
-
-    assert Running(consumer, handle).ended() is None
-    assert plant.outputs() == [str(offset) for offset in handled]
-    assert plant.position() == len(handled)
-    member.close()
-    _, second = plant.consumer("b")
-    Running(second, copy)
-    plant.await_position(50)
-    assert plant.outputs() == [str(offset) for offset in range(50)]
-
-
-def test_a_partition_that_is_revoked_is_committed_first_and_the_next_owner_goes_on(plant: Plant) -> None:
-    plant.put("abcd" * 25)
-    plant.put("abcd" * 25, partition=1)
-    handlers = Handlers(act=lambda message: Attempt.current().produce(OUT, f"{message.partition()}-{message.offset()}"))
-    gate = handlers.gate("d")
-    _, first = plant.consumer()
-    Running(first, handlers)
-    handlers.await_begun("d", 2)
-    _, second = plant.consumer("b")
-    Running(second, handlers)
-    wait_until(lambda: any(x.releasing for x in first._engine.assignments.values()))
-    gate.set()
-    plant.await_position(100)
-    plant.await_position(100, 1)
-    wait_until(lambda: len(second.assignment()) == 1)
-    for partition in range(2):
-        outputs = [x for x in plant.outputs() if x.startswith(f"{partition}-")]
-        assert outputs == [f"{partition}-{offset}" for offset in range(100)]
-
-
-def test_a_commit_without_an_answer_is_looked_up_and_nothing_is_committed_twice(plant: Plant) -> None:
-    plant.put("abc" * 20)
-    fates = [AppendFate.UNACKNOWLEDGED, AppendFate.WRITTEN, AppendFate.LOST, AppendFate.FATAL]
-
-    def request(client: str, transactional_id: str, what: str) -> AppendFate:
-        is_ours = what == "commit" and transactional_id.endswith("/0") and plant.outputs()
-        return fates.pop(0) if is_ours and fates else AppendFate.WRITTEN
-
-    plant.broker.faults.request = request
-    _, consumer = plant.consumer()
-    Running(consumer, copy)
-    count = 60
-    plant.await_position(count)
-    while fates:
-        plant.put("abc")
-        count += 3
-        plant.await_position(count)
-    assert plant.outputs() == [str(offset) for offset in range(count)]
-
-
 def test_a_transaction_that_no_broker_answers_is_tried_again_without_its_handlers_and_health_says_why(
     plant: Plant,
 ) -> None:
@@ -308,102 +247,6 @@ def test_hooks_see_each_try_and_deserialize_works(plant: Plant) -> None:
     plant.await_position(2)
     assert plant.outputs() == ["0", "2"]
     assert sorted(calls) == ["after", "after", "before", "before"]
-
-
-def test_order_none_commits_in_order_of_offsets(plant: Plant) -> None:
-    plant.put("aaaa")
-    gates = [threading.Event() for _ in range(4)]
-
-    def handle(message: Any) -> None:
-        assert gates[message.offset()].wait(LONG_S)
-        copy(message)
-
-    member, consumer = plant.consumer()
-    running = Running(consumer, handle, order="none")
-    for offset in (3, 1, 2, 0):
-        gates[offset].set()
-    plant.await_position(4)
-    assert plant.outputs() == ["0", "1", "2", "3"]
-    running.stop(member)
-
-
-def test_a_member_that_dies_before_a_commit_has_produced_nothing_and_the_next_one_does_it_once(plant: Plant) -> None:
-    plant.put("abcd" * 10)
-    handled: list[int] = []
-
-    def request(client: str, transactional_id: str, what: str) -> AppendFate:
-        if client == "a" and what == "commit" and plant.outputs():
-            plant.broker.faults.unreachable.add("a")
-            return AppendFate.LOST
-        return AppendFate.WRITTEN
-
-    def handle(message: Any) -> None:
-        handled.append(message.offset())
-        copy(message)
-
-    plant.broker.faults.request = request
-    _, first = plant.consumer("a", HI)
-    Running(first, handle)
-    plant.await_position(40)
-    plant.put("abcd" * 10)
-    wait_until(lambda: "a" in plant.broker.faults.unreachable)
-    count = len(plant.outputs())
-    _, second = plant.consumer("b", HI)
-    Running(second, copy)
-    plant.await_position(80)
-    assert count == 40
-    assert plant.outputs() == [str(offset) for offset in range(80)]
-
-
-def test_a_handler_left_behind_produces_nothing_and_its_message_comes_again(plant: Plant) -> None:
-    plant.put("ab")
-    handlers = Handlers(act=copy)
-    gate = handlers.gate("a")
-    _, consumer = plant.consumer()
-    running = Running(consumer, handlers, drain_timeout=0.05)
-    handlers.await_ended({(0, 1)})
-    running.stop(consumer)
-    consumer._stop_signal.clear()
-    gate.set()
-    handlers.await_ended({(0, 0)})
-    assert (plant.outputs(), plant.position()) == ([], 0)
-    Running(consumer, copy)
-    plant.await_position(2)
-    assert plant.outputs() == ["0", "1"]
-
-
-def test_a_coroutine_that_takes_too_long_is_cancelled_and_leaves_nothing(plant: Plant) -> None:
-    plant.put("ab")
-    tries: list[int] = []
-
-    async def handle(message: Any) -> None:
-        attempt = Attempt.current()
-        attempt.produce(OUT, f"{message.offset()} at try {attempt.number}")
-        tries.append(attempt.number)
-        if message.offset() == 0 and attempt.number == 1:
-            await asyncio.sleep(LONG_S)
-
-    _, consumer = plant.consumer(handler_timeout=0.1)
-    Running(consumer, handle, retry=QUICK)
-    plant.await_position(2)
-    assert plant.outputs() == ["0 at try 2", "1 at try 1"]
-
-
-def test_a_partition_that_the_user_pauses_goes_on_where_it_was(plant: Plant) -> None:
-    plant.put("aab")
-    handlers = Handlers(act=copy)
-    gate = handlers.gate("a")
-    _, consumer = plant.consumer()
-    Running(consumer, handlers)
-    handlers.await_ended({(0, 2)})
-    consumer.pause()
-    gate.set()
-    plant.await_position(1)
-    assert plant.outputs() == ["0"]
-    consumer.resume()
-    plant.await_position(3)
-    assert plant.outputs() == ["0", "1", "2"]
-    assert handlers.ended[0, 2] == 1
 
 
 def test_a_recorded_run_is_the_same_when_it_is_fed_in_again(

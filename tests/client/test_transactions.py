@@ -35,7 +35,7 @@ from kafka_marshal import (
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.admin.conversion import saved_in
 from kafka_marshal.admin.transfer import planned_export
-from kafka_marshal.client import health, transaction
+from kafka_marshal.client import health
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.node.jobs import progress_of_all
 from kafka_marshal.observe.view import View
@@ -123,48 +123,6 @@ def test_an_exception_in_the_block_leaves_nothing_and_the_batch_comes_again(
     assert outputs(cluster) == names(0, 4)
     with pytest.raises(ConfigurationError, match="has had its transaction"), consumer.transaction(again):
         pass
-
-
-def test_a_batch_that_is_ready_early_waits_for_its_predecessors(
-    cluster: MemoryCluster, marshal: Marshal, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transaction, "SAY_AFTER_S", 0.1)
-    consumer = marshal.consumer([TOPIC], exactly_once=Transactions())
-    batches = consumer.batches(5, 0.1)
-    first, second, third = (next(batches) for _ in range(3))
-    threads = [threading.Thread(target=transact, args=(consumer, batch)) for batch in (third, second)]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: [r for r in caplog.records if getattr(r, "event", "") == "transaction_waits"])
-    assert "offsets 10 to 14 has waited" in caplog.text or "offsets 5 to 9 has waited" in caplog.text
-    assert threads[0].is_alive() and outputs(cluster) == []
-    transact(consumer, first)
-    for thread in threads:
-        thread.join(10)
-    assert outputs(cluster) == names(0, 14)
-
-
-def test_those_that_wait_are_dropped_if_one_before_them_fails(cluster: MemoryCluster, marshal: Marshal) -> None:
-    consumer = marshal.consumer([TOPIC], exactly_once=Transactions())
-    batches = consumer.batches(5, 0.1)
-    first, second = next(batches), next(batches)
-    raised: list[Exception] = []
-
-    def late() -> None:
-        try:
-            transact(consumer, second)
-        except TransactionError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=late)
-    thread.start()
-    with pytest.raises(ZeroDivisionError), consumer.transaction(first):
-        raise ZeroDivisionError
-    thread.join(10)
-    [error] = raised
-    assert isinstance(error, TransactionError) and error.retry
-    transact(consumer, next(batches))
-    assert outputs(cluster) == names(0, 4)
 
 
 def test_a_batch_that_the_program_drops_comes_again_with_those_after_it(

@@ -7,18 +7,23 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from kafka_marshal.adapters.kafka import readers
+from kafka_marshal.adapters.kafka import readers as module
 from kafka_marshal.adapters.kafka.cluster import KafkaCluster
+from kafka_marshal.adapters.kafka.errors import Troubles
+from kafka_marshal.adapters.kafka.readers import LONGEST_WAIT_S, STEERED, Pace, Reading
 from kafka_marshal.client.shared_reads import kept_bytes, shared_reader
-from kafka_marshal.errors import ClosedError
-from kafka_marshal.ports import DataReader, FaultKind, Message
+from kafka_marshal.errors import ClosedError, KafkaUnavailableError, TopicChangedError
+from kafka_marshal.node.log_reader import bounds, judge, read_range
+from kafka_marshal.ports import DataReader, FaultKind, Message, TailBatch, TailFault
 from kafka_marshal.runtime import THREADS
-from tests.contract.sides import TIMEOUT_S, DataLog, KafkaSide, Side, closed_port, eventually, recreate
+from tests.contract.sides import LOG_TIME, TIMEOUT_S, DataLog, KafkaSide, Side, closed_port, eventually, recreate
 
 
 def numbers(count: int, start: int = 0) -> list[bytes]:
@@ -529,3 +534,95 @@ def test_log_ends_are_known_though_no_one_reads_if_they_are_checked(side: Side, 
     with pytest.raises(ClosedError):
         log.reader.look_at_ends()
         log.reader.high_watermark(topic, 0)
+
+
+# -- Reading ranges of a topic ------------------------------------------------------------------------------------
+
+
+def test_bounds_are_of_each_partition(side: Side) -> None:
+    topic = side.topic(2, LOG_TIME)
+    side.produce(topic, 1, [b"a", b"b", b"c"])
+    side.delete_records(topic, 1, 1)
+    assert bounds(side.cluster, topic, TIMEOUT_S) == {0: (0, 0), 1: (1, 3)}
+    assert bounds(side.cluster, f"{topic}-not-there", TIMEOUT_S) is None
+
+
+def test_what_lies_between_is_read_and_no_more(side: Side) -> None:
+    topic = side.topic(3, LOG_TIME)
+    side.produce(topic, 0, [b"0", b"1", b"2", b"3"])
+    side.produce(topic, 1, [b"4", b"5"])
+    side.produce_transaction(topic, 1, [b"6"])
+    ranges = {0: (1, 3), 1: (0, 4), 2: (0, 0)}  # offset 3 of partition 1 has no message
+    told: list[tuple[int, int]] = []
+    found: dict[int, list[tuple[int, bytes | None]]] = {}
+    for partition, entries in read_range(
+        side.cluster, topic, ranges, TIMEOUT_S, progress=lambda *done: told.append(done)
+    ):
+        found.setdefault(partition, []).extend((offset, value) for offset, _, value in entries)
+    assert found == {0: [(1, b"1"), (2, b"2")], 1: [(0, b"4"), (1, b"5"), (2, b"6")]}
+    assert told[-1][1] == 6
+
+
+def test_a_wait_for_what_never_comes_ends(side: Side) -> None:
+    topic = side.topic(1, LOG_TIME)
+    side.produce(topic, 0, [b"a"])
+    reading = read_range(side.unreachable(), topic, {0: (0, 1)}, 0.5)
+    with pytest.raises(KafkaUnavailableError, match="nothing read for"):
+        next(reading)
+
+
+def test_faults_that_pass_are_reported_and_others_raised() -> None:
+    def batch(kind: FaultKind) -> TailBatch:
+        return TailBatch(faults=[TailFault(kind, 0, "why")])
+
+    assert judge("t", batch(FaultKind.UNREACHABLE)) == " (why)"
+    with pytest.raises(TopicChangedError, match="while it was read"):
+        judge("t", batch(FaultKind.OUT_OF_RANGE))
+    with pytest.raises(KafkaUnavailableError, match="gave up"):
+        judge("t", batch(FaultKind.FATAL))
+
+
+# A reader's poll interval: short while messages arrive, growing while none do; and its end, if librdkafka hangs.
+
+
+def test_a_wait_is_as_long_as_the_silence_before_allows() -> None:
+    pace = Pace(0.005, ((1.0, 0.025), (5.0, 0.1)))
+    assert [pace.wait_s(quiet) for quiet in (0.0, 1.0, 1.1, 5.0, 5.1, 1e6)] == [0.005, 0.005, 0.025, 0.025, 0.1, 0.1]
+    assert Pace(0.05).wait_s(1e6) == 0.05
+
+
+def test_who_steers_a_busy_reader_waits_for_milliseconds_only() -> None:
+    assert STEERED.wait_s(0.0) <= 0.005
+    assert max(STEERED.wait_s(quiet) for quiet in range(100)) <= LONGEST_WAIT_S
+
+
+def a_reading() -> Any:
+    return Reading("data reader", {"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}, Troubles())
+
+
+def test_a_client_that_never_ends_is_left_behind_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """librdkafka's issue 4514, which needs a refused fetch and a close within the same millisecond."""
+    monkeypatch.setattr(module, "END_TIMEOUT_S", 0.05)
+    reading, hangs = a_reading(), threading.Event()
+    consumer, reading.consumer = reading.consumer, SimpleNamespace(close=hangs.wait)
+    try:
+        reading.close()
+        reading.close()
+        [line] = [record.getMessage() for record in caplog.records if "has not ended" in record.getMessage()]
+        assert "the data reader has not ended 0.05 s after its close" in line and "Nothing is lost" in line
+    finally:
+        hangs.set()
+        consumer.close()
+
+
+def test_it_is_closed_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    reading = a_reading()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    reading.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        reading.consumer.poll(0)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from concurrent.futures import Future
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from confluent_kafka.admin import AclOperation, AdminClient
 
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.kafka.errors import RETRY_CODES, Troubles, fault_kind, marshal_error
+from kafka_marshal.adapters.kafka.questions import SharedAdmin
 from kafka_marshal.adapters.kafka.writers import KafkaAppender, KafkaProducer
 from kafka_marshal.errors import (
     AuthenticationError,
@@ -552,3 +556,121 @@ def test_after_a_fatal_error_a_producer_begins_again() -> None:
     assert producing.errors[2:] == [None]
     assert len(producing.made) == 2
     assert producing.made[1].settings == producing.made[0].settings
+
+
+# -- Brokers that are up but briefly fenced: a topic is created when they are registered again --------------------
+
+
+FENCED = KafkaError(
+    KafkaError.INVALID_REPLICATION_FACTOR,
+    "Unable to replicate the partition 1 time(s): All brokers are currently fenced, or have all their log directories "
+    "cordoned.",
+)
+TOO_MANY = KafkaError(
+    KafkaError.INVALID_REPLICATION_FACTOR,
+    "Unable to replicate the partition 3 time(s): The target replication factor of 3 cannot be reached because only 1 "
+    "broker(s) are registered.",
+)
+
+
+@pytest.mark.parametrize(
+    ("refusals", "within_s", "tries", "refused"),
+    [([FENCED, FENCED], 10.0, 3, False), ([FENCED] * 9, 0.0, 1, True), ([TOO_MANY], 10.0, 1, True)],
+)
+def test_a_topic_is_created_as_soon_as_brokers_take_part_again(
+    monkeypatch: pytest.MonkeyPatch, refusals: list[KafkaError], within_s: float, tries: int, refused: bool
+) -> None:
+    """A controller without heartbeats of any broker answers that the replication factor is invalid."""
+    asked: list[float] = []
+
+    class Controller:
+        @contextmanager
+        def use(self) -> Iterator[object]:
+            yield self
+
+        def create_topics(self, new: list[Any], request_timeout: float, **_: object) -> dict[str, Future[None]]:
+            answer: Future[None] = Future()
+            if len(asked) < len(refusals):
+                answer.set_exception(KafkaException(refusals[len(asked)]))
+            else:
+                answer.set_result(None)
+            asked.append(request_timeout)
+            return {new[0].topic: answer}
+
+    with closing(KafkaCluster(f"127.0.0.1:{closed_port()}")) as cluster, monkeypatch.context() as patch:
+        patch.setattr(cluster, "_admin", Controller())
+        patch.setattr(cluster, "_ready", lambda *_: True)
+        if refused:
+            with pytest.raises(CoordinationTopicError, match="did not create topic 't': Unable to replicate"):
+                cluster.create_topic("t", 1, 1, {}, within_s)
+        else:
+            cluster.create_topic("t", 1, 1, {}, within_s)
+    assert len(asked) == tries
+
+
+# -- An AdminClient is never destroyed on a thread of librdkafka, which would abort the process -------------------
+
+
+#: Arguments: bootstrap servers, whether the cluster is closed. An answer arrives after the cluster has become garbage,
+#: and the collector starts on the thread that brings it.
+PROGRAM = """
+import gc, sys, threading
+from confluent_kafka.admin import AdminClient
+from kafka_marshal.adapters.kafka import KafkaCluster
+
+arrived, dropped, collected = threading.Event(), threading.Event(), threading.Event()
+ask = AdminClient.describe_configs
+
+def answered(_):
+    arrived.set()
+    dropped.wait(10)
+    gc.collect()
+    collected.set()
+
+def describe_configs(self, *args, **options):
+    answers = ask(self, *args, **options)
+    for answer in answers.values():
+        answer.add_done_callback(answered)
+    return answers
+
+def use_and_drop():
+    cluster = KafkaCluster(sys.argv[1])
+    cluster.cycle = cluster
+    assert cluster.topic_config("not-there", 10) is None
+    assert arrived.wait(10)
+    if sys.argv[2] == "closed":
+        threading.Timer(0.2, dropped.set).start()
+        cluster.close()
+
+AdminClient.describe_configs = describe_configs
+gc.disable()
+use_and_drop()
+dropped.set()
+assert collected.wait(10)
+for thread in threading.enumerate():
+    if thread.name == "kafka-marshal-destroy":
+        thread.join(10)
+"""
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_garbage_collected_on_a_thread_of_librdkafka(kafka_bootstrap: str, how: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, kafka_bootstrap, how]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_a_client_in_use_outlives_its_close() -> None:
+    admin = SharedAdmin({"bootstrap.servers": "127.0.0.1:1", "error_cb": lambda _error: None})
+    with ExitStack() as stack:
+        clients = [stack.enter_context(admin.use()) for _ in range(2)]
+        closer = threading.Thread(target=admin.close)
+        closer.start()
+        closer.join(10)
+        assert not closer.is_alive()  # it does not wait for its users
+        with pytest.raises(ClosedError), admin.use():
+            pass
+        assert all(client.poll(0) >= 0 for client in clients)
+    with pytest.raises(RuntimeError):
+        clients[0].poll(0)
+    admin.close()

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
-from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.adapters.kafka import KafkaCluster, groups
 from kafka_marshal.adapters.kafka.errors import LOGGER
+from kafka_marshal.adapters.kafka.groups import ApiVersions
 from kafka_marshal.adapters.kafka.settings import FIXED, Role, properties
-from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
-from tests.contract.sides import TIMEOUT_S, DataLog, KafkaSide, TailLog, append, closed_port
+from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError, MarshalError, ProduceError, TransactionError
+from tests.contract.sides import FOUND, TIMEOUT_S, DataLog, KafkaSide, Side, TailLog, append, closed_port, eventually
+from tests.contract.test_transactions import Work
 
 NOBODY = "127.0.0.1:1"
 
@@ -222,3 +228,179 @@ def test_records_go_to_the_log_uncompressed(kafka: KafkaSide) -> None:
     log.until(lambda: log.values(0), "it is read")
     assert log.values(0) == [value]
     log.tail.close()
+
+
+# -- Kafka's consumer groups: reading and writing their commits from outside --------------------------------------
+
+
+def test_a_group_that_no_one_knows_is_empty(side: Side) -> None:
+    found = side.cluster.kafka_group(f"g-{os.urandom(4).hex()}", TIMEOUT_S)
+    assert (found.members, found.committed) == ((), {})
+
+
+def test_what_is_committed_is_there(side: Side) -> None:
+    topic, group = side.topic(3), f"g-{os.urandom(4).hex()}"
+    side.cluster.commit_for_group(group, {(topic, 0): (7, "so far"), (topic, 2): (0, "")}, TIMEOUT_S)
+    side.cluster.commit_for_group(group, {(topic, 0): (5, "")}, TIMEOUT_S)
+    side.cluster.commit_for_group(group, {}, TIMEOUT_S)
+    found = side.cluster.kafka_group(group, TIMEOUT_S)
+    assert (found.members, found.committed) == ((), {(topic, 0): (5, ""), (topic, 2): (0, "")})
+    assert side.cluster.kafka_group(f"{group}x", TIMEOUT_S).committed == {}
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_with_members_is_seen_and_takes_nothing(protocol: str, kafka_broker: Any) -> None:
+    cluster = KafkaCluster(kafka_broker.bootstrap_servers, kafka_broker.client_config)
+    topic, group = f"contract-{os.urandom(4).hex()}", f"g-{os.urandom(4).hex()}"
+    cluster.create_topic(topic, 1, 1, {}, TIMEOUT_S)
+    settings = {"group.id": group, "client.id": "worker-1", "group.protocol": protocol, "auto.offset.reset": "earliest"}
+    consumer = Consumer({**kafka_broker.client_config, "bootstrap.servers": kafka_broker.bootstrap_servers, **settings})
+    try:
+        consumer.subscribe([topic])
+        while not consumer.assignment():
+            consumer.poll(0.1)
+        consumer.commit(offsets=[TopicPartition(topic, 0, 3, "mine")], asynchronous=False)
+        found = cluster.kafka_group(group, TIMEOUT_S)
+        assert (found.members, found.committed) == (("worker-1",), {(topic, 0): (3, "mine")})
+        with pytest.raises(MarshalError):
+            cluster.commit_for_group(group, {(topic, 0): (9, "")}, TIMEOUT_S)
+    finally:
+        consumer.close()
+    assert cluster.kafka_group(group, TIMEOUT_S).members == ()
+    cluster.commit_for_group(group, {(topic, 0): (9, "")}, TIMEOUT_S)
+    assert cluster.kafka_group(group, TIMEOUT_S).committed == {(topic, 0): (9, "")}
+    cluster.close()
+
+
+# -- Transactions with a real broker: what has no counterpart in memory -------------------------------------------
+
+
+def threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_members_of_the_group_make_no_difference(kafka_side: KafkaSide, kafka_broker: Any, protocol: str) -> None:
+    """The broker checks neither member nor generation of a consumer that never joined: only the id fences."""
+    work = Work(kafka_side)
+    settings = {"group.id": work.group, "group.protocol": protocol, "auto.offset.reset": "earliest"}
+    member = Consumer({**kafka_broker.client_config, "bootstrap.servers": kafka_broker.bootstrap_servers, **settings})
+    with closing(work.producer()) as producer:
+        member.subscribe([work.key[0]])
+        eventually(lambda: member.poll(0.1) or member.assignment(), "it has joined")
+        work.commit(producer, 3, b"v")
+        assert work.committed() == (3, FOUND)
+        member.close()
+        work.commit(producer, 4, b"v")
+        assert work.committed() == (4, FOUND)
+
+
+@pytest.mark.broker
+def test_init_finds_a_connected_broker(kafka_side: KafkaSide) -> None:
+    """Otherwise librdkafka asks for the coordinator only 500 ms later, at each second take-over."""
+    work, lines = Work(kafka_side), logging.getLogger(f"test.{os.urandom(4).hex()}")
+    found: list[str] = []
+
+    def note(line: logging.LogRecord) -> bool:
+        found.append(line.getMessage())
+        return False
+
+    lines.setLevel(logging.DEBUG)
+    lines.addFilter(note)
+    config = {"debug": "eos", "logger": lines}
+    with closing(kafka_side.cluster.transactional_producer(work.id, config, transaction_timeout_ms=60_000)) as producer:
+        producer.init(TIMEOUT_S)
+        work.commit(producer, 1, b"v")
+    assert any("FindCoordinator response" in line for line in found)
+    assert not any("No brokers available" in line for line in found)
+
+
+@pytest.mark.broker
+def test_close_frees_everything_at_once(kafka_side: KafkaSide) -> None:
+    """Also with a transaction open, records under way, or no broker: the threads of librdkafka end with it."""
+    work = Work(kafka_side)
+    before = threads()
+    cluster = kafka_side.unreachable()
+    for number in range(2):
+        alone = cluster.transactional_producer(f"g/t/{number}", {}, transaction_timeout_ms=60_000)
+        alone.close()
+    cluster.close()
+    for _ in range(3):
+        producer = work.producer()
+        producer.begin()
+        for number in range(1_000):
+            producer.send(work.output, b"%d" % number)
+        producer.close()
+    eventually(lambda: threads() <= before, "no thread is left")
+    with closing(work.producer()) as successor:
+        work.commit(successor, 1, b"kept")
+    assert work.visible(1) == [b"kept"]
+
+
+@pytest.mark.broker
+def test_a_full_queue_makes_send_wait(kafka_side: KafkaSide) -> None:
+    work = Work(kafka_side)
+    config = {"queue.buffering.max.messages": 10}
+    producer = kafka_side.cluster.transactional_producer(work.id, config, transaction_timeout_ms=60_000)
+    producer.init(TIMEOUT_S)
+    work.commit(producer, 1, *(b"%d" % number for number in range(200)))
+    producer.close()
+    assert work.visible(200) == [b"%d" % number for number in range(200)]
+
+
+@pytest.mark.broker
+def test_a_batch_that_is_too_large_for_a_topic_is_sent_in_smaller_ones(kafka_side: KafkaSide) -> None:
+    work = Work(kafka_side)
+    work.output = kafka_side.topic(1, {"max.message.bytes": "60000"})
+    values = [Random(number).randbytes(1_000) for number in range(200)]  # incompressible
+    producer = work.producer()
+    with pytest.raises(TransactionError, match="smaller ones"):
+        work.commit(producer, 1, *values)
+    with pytest.raises(TransactionError, match="smaller ones"):
+        producer.abort(TIMEOUT_S)
+    producer.close()
+    with closing(work.producer()) as successor:
+        work.commit(successor, 1, *values)
+        assert work.visible(200) == values
+        successor.begin()
+        successor.send(work.output, Random(0).randbytes(70_000))
+        with pytest.raises(ProduceError, match="70,000 bytes"):
+            successor.commit(work.group, work.key, 2, FOUND, TIMEOUT_S)
+
+
+@pytest.mark.broker
+def test_brokers_too_old_are_refused(kafka_side: KafkaSide, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work(kafka_side)
+    monkeypatch.setattr(groups, "NEEDED", {"OffsetFetch": 99})
+    with pytest.raises(ConfigurationError, match=r"too old.*OffsetFetch up to version \d+, and 99 .*Kafka 2\.5"):
+        work.committed()
+
+
+def test_versions_are_read_from_lines_of_librdkafka() -> None:
+    line = "[thrd:127.0.0.1:9092/1]: 127.0.0.1:9092/1:   ApiKey OffsetFetch (9) Versions 0..{}"
+    settings: dict[str, object] = {}
+    versions = ApiVersions(settings)
+    assert settings == {"debug": "feature"}
+    found = []
+    for newest in (7, 6):
+        assert versions.take(10, line.format(newest))
+        found.append(versions.lacking)
+    assert found == [None, "they know OffsetFetch up to version 6, and 7 is needed"]
+    assert not versions.take(40, "an error")
+    settings = {"debug": "topic"}
+    assert not ApiVersions(settings).take(10, line.format(7)), "a user that debugs sees the lines"
+    assert settings == {"debug": "topic,feature"}
+
+
+def test_a_record_without_an_answer_is_not_said_to_come_twice() -> None:
+    """A transaction that was not committed is not visible, even if its records reached the broker."""
+    cluster = KafkaCluster("127.0.0.1:1", {"log_level": 0})
+    producer = cluster.transactional_producer("g/t/0", {}, transaction_timeout_ms=60_000)
+    error = producer._error("out", 3, KafkaError(KafkaError._MSG_TIMED_OUT))
+    assert isinstance(error, KafkaUnavailableError)
+    assert "'g/t/0' was not committed" in str(error) and "'out' was not acknowledged" in str(error)
+    assert "twice" not in str(error)
+    producer.close()
+    cluster.close()

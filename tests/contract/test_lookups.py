@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any
 
 import pytest
 
+from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.adapters.kafka.questions import KEPT_S, Looks, looks_with
 from kafka_marshal.errors import (
     ClosedError,
     CoordinationTopicError,
@@ -14,8 +18,8 @@ from kafka_marshal.errors import (
     MarshalError,
     TopicMissingError,
 )
-from kafka_marshal.ports import Cluster
-from tests.contract.sides import LOG_TIME, TIMEOUT_S, Side, append, recreate
+from kafka_marshal.ports import Cluster, TopicInfo
+from tests.contract.sides import LOG_TIME, TIMEOUT_S, KafkaSide, Side, append, recreate
 
 LOOKUPS: dict[str, Callable[[Cluster, float], object]] = {
     "topics": lambda cluster, s: cluster.topics(s),
@@ -227,3 +231,190 @@ def test_settings_are_changed_one_by_one_and_back_to_the_default(side: Side) -> 
     assert settings() == before
     with pytest.raises(TopicMissingError, match="Nothing was changed"):
         side.cluster.alter_topic("nobody-made-this", {"max.message.bytes": "1"}, TIMEOUT_S)
+
+
+# -- librdkafka knows the leaders before offsets are looked up: its search for them may crash the process ---------
+
+
+#: Calls that look up leaders on the caller's thread.
+OF_LEADERS = ("list_offsets", "delete_records")
+
+QUESTIONS: dict[str, Callable[[Cluster, str], object]] = {
+    "watermarks": lambda cluster, topic: cluster.watermarks([(topic, 0), (topic, 1)], TIMEOUT_S),
+    "offsets_for_time": lambda cluster, topic: cluster.offsets_for_time([(topic, 0)], 0, TIMEOUT_S),
+    "committed_watermarks": lambda cluster, topic: cluster.committed_watermarks([(topic, 0)], TIMEOUT_S),
+    "delete_records": lambda cluster, topic: cluster.delete_records({(topic, 0): 1}, TIMEOUT_S),
+}
+
+
+class Spied:
+    """A shared AdminClient that records its calls."""
+
+    def __init__(self, shared: Any) -> None:
+        self._shared = shared
+        self.metadata_age_s = shared.metadata_age_s
+        self.asked: list[str] = []
+
+    @contextmanager
+    def use(self) -> Iterator[object]:
+        with self._shared.use() as admin:
+            yield _Admin(admin, self.asked)
+
+
+class _Admin:
+    def __init__(self, admin: Any, asked: list[str]) -> None:
+        self._admin, self._asked = admin, asked
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "poll":
+            self._asked.append(name)
+        return getattr(self._admin, name)
+
+
+@contextmanager
+def spied(bootstrap: str, config: dict[str, object] | None = None) -> Iterator[tuple[KafkaCluster, Spied]]:
+    with closing(KafkaCluster(bootstrap, config or {})) as cluster:
+        shared = cluster._questions._admin
+        spy = Spied(shared)
+        cluster._questions._admin = spy  # type: ignore[assignment]
+        try:
+            yield cluster, spy
+        finally:
+            cluster._questions._admin = shared
+
+
+@pytest.fixture
+def topic(kafka_bootstrap: str) -> str:
+    side = KafkaSide(kafka_bootstrap, {})
+    found = side.topic(2)
+    append(side, found, 0, [b"a", b"b"])
+    side.cluster.close()
+    return found
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_leaders_are_looked_up_before_anything_searches_for_them(name: str, kafka_bootstrap: str, topic: str) -> None:
+    with spied(kafka_bootstrap) as (cluster, spy):
+        QUESTIONS[name](cluster, topic)
+        assert spy.asked[0] == "describe_topics"
+        assert set(spy.asked[1:]) & set(OF_LEADERS)
+        spy.asked.clear()
+        QUESTIONS["watermarks"](cluster, topic)
+        assert spy.asked == ["list_offsets"] * 2, "what is known is not asked again"
+
+
+def test_they_are_looked_up_again_before_librdkafka_forgets_them(kafka_bootstrap: str, topic: str) -> None:
+    with spied(kafka_bootstrap, {"metadata.max.age.ms": 3}) as (cluster, spy):
+        for _ in range(3):
+            QUESTIONS["watermarks"](cluster, topic)
+        assert spy.asked.count("describe_topics") == 3
+
+
+def test_a_topic_that_is_made_later_is_found(kafka_bootstrap: str, topic: str) -> None:
+    with spied(kafka_bootstrap) as (cluster, _):
+        later = f"{topic}-later"
+        assert cluster.watermarks([(later, 0), (topic, 0)], TIMEOUT_S) == {(topic, 0): (0, 2)}
+        cluster.create_topic(later, 1, 1, {}, TIMEOUT_S)
+        assert cluster.watermarks([(later, 0)], TIMEOUT_S) == {(later, 0): (0, 0)}
+
+
+# -- Members of one process share their topic metadata (Q39), and with no other process ---------------------------
+
+
+LONG_S = 600.0
+
+
+Open = Callable[[Mapping[str, object]], KafkaCluster]
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest) -> Iterator[Open]:
+    """Opens clusters of the session's broker with different settings."""
+    broker = request.getfixturevalue("kafka_broker")
+    made: list[KafkaCluster] = []
+
+    def opened(config: Mapping[str, object]) -> KafkaCluster:
+        made.append(KafkaCluster(broker.bootstrap_servers, {**broker.client_config, **config}))
+        return made[-1]
+
+    yield opened
+    for one in made:
+        one.close()
+
+
+@pytest.mark.broker
+def test_a_look_of_one_does_for_another_that_allows_for_its_age(cluster: Open, kafka_side: KafkaSide) -> None:
+    topic = kafka_side.topic(2)
+    one, other, stranger = cluster({"client.id": "a"}), cluster({"client.id": "b"}), cluster({"client.rack": "r"})
+    described = one.topic_info([topic], TIMEOUT_S)
+    listed = one.topics(TIMEOUT_S)
+    kafka_side.grow_topic(topic, 3)
+    assert other.topic_info([topic], TIMEOUT_S, LONG_S) == described
+    assert other.topics(TIMEOUT_S, LONG_S) == listed
+    wait_for_growth(other, topic, 3)
+    assert one.topic_info([topic], TIMEOUT_S, LONG_S)[topic].partitions == 3, "the newest look counts"
+    assert one.topics(TIMEOUT_S, LONG_S)[topic].partitions == 3
+    kafka_side.grow_topic(topic, 4)
+    wait_for_growth(stranger, topic, 4)
+    assert one.topic_info([topic], TIMEOUT_S, LONG_S)[topic].partitions == 3, "whose settings differ may see another"
+    one.close()
+    with pytest.raises(ClosedError):
+        one.topics(TIMEOUT_S, LONG_S)
+
+
+def wait_for_growth(asked: KafkaCluster, topic: str, partitions: int) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        described = asked.topic_info([topic], TIMEOUT_S)[topic].partitions
+        listed = asked.topics(TIMEOUT_S)[topic].partitions
+        if described == listed == partitions:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"{topic} did not grow: described with {described}, listed with {listed}")
+
+
+def info(name: str, partitions: int = 1) -> TopicInfo:
+    return TopicInfo(name, partitions, "id")
+
+
+def test_what_is_too_old_or_unknown_is_not_reported() -> None:
+    looks, now = Looks(), time.monotonic()
+    looks.record_topics({"a": info("a")}, now - 5)
+    looks.record_topic_info(["a", "gone"], {"a": info("a")}, now - 5)
+    assert looks.topics(4) is None
+    assert looks.topics(6) == {"a": info("a")}
+    assert looks.topic_info(["a"], 4) is None
+    assert looks.topic_info(["a", "gone"], 6) == {"a": info("a")}, "that there is none is known, too"
+    assert looks.topic_info(["a", "b"], 6) is None
+    assert Looks().topics(LONG_S) is None
+
+
+def test_a_look_that_began_earlier_and_ended_later_does_not_count() -> None:
+    looks, now = Looks(), time.monotonic()
+    for partitions, asked_at in ((2, now - 1), (1, now - 2)):
+        looks.record_topics({"a": info("a", partitions)}, asked_at)
+        looks.record_topic_info(["a"], {"a": info("a", partitions)}, asked_at)
+    assert looks.topics(6) == looks.topic_info(["a"], 6) == {"a": info("a", 2)}
+
+
+def test_a_topic_that_is_gone_by_the_newest_look_is_gone() -> None:
+    looks, now = Looks(), time.monotonic()
+    looks.record_topic_info(["a"], {"a": info("a")}, now - 2)
+    looks.record_topic_info(["a"], {}, now - 1)
+    assert looks.topic_info(["a"], LONG_S) == {}
+
+
+def test_topics_that_are_no_longer_used_are_forgotten() -> None:
+    looks, now = Looks(), time.monotonic()
+    looks.record_topic_info(["old"], {}, now - KEPT_S - 2)
+    looks.record_topic_info(["new"], {}, now - 1)
+    assert looks.topic_info(["new"], LONG_S) == {}
+    assert looks.topic_info(["old"], LONG_S) is None
+
+
+def test_metadata_is_shared_only_with_the_same_settings() -> None:
+    ours = looks_with("a:1", {"sasl.username": "me", "client.id": "x"})
+    assert looks_with("a:1", {"client.id": "y", "sasl.username": "me"}) is ours
+    assert looks_with("a:2", {"sasl.username": "me"}) is not ours
+    assert looks_with("a:1", {"sasl.username": "you"}) is not ours
+    assert looks_with("a:1", {"default.topic.config": {}}) is not looks_with("a:1", {"default.topic.config": {}})

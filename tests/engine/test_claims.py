@@ -36,32 +36,6 @@ def takeovers(net: Net) -> list[Record]:
 # -- C3, C4 -------------------------------------------------------------------------------------------------------
 
 
-def test_c3_the_losers_know_at_once_and_claim_something_else() -> None:
-    """A late claim is dropped when the replica shows the winner, not after a time-out."""
-    net, (a, b) = group_of("ab", partitions=2)
-    took = net.run_until(lambda: len(a.held()) == len(b.held()) == 1)
-    assert took <= 3 * HI
-
-
-def test_c4_a_claim_on_a_held_partition_is_granted_by_the_holder() -> None:
-    """The holder releases one with its offset, and the waiting client starts after it (C4, C8)."""
-    net = Net(cps=1)
-    net.topic("t", 2, end=10)
-    a = net.member("a")
-    a.consumer("t")
-    net.run(50)
-    while a.work():
-        pass
-    b = net.member("b")
-    b.consumer("t")
-    wish = net.records(ClaimingPartition, "b")
-    assert len(wish) == 1, "one wish, not one per partition"
-    net.run_until(lambda: len(b.held()) == 1)
-    moved = b.held()[0]
-    assert net.world(moved).progress.stable == 9, "the release told how far the work had come"
-    assert b.assignment(moved).buffer.fetch_next == 10
-
-
 def test_c4_a_claim_moves_as_few_partitions_as_are_missing() -> None:
     net, (a,) = group_of("a", partitions=8, cps=2)
     net.run(50)
@@ -180,18 +154,6 @@ def restarted(partitions: int = 2, after: float = 100.0) -> tuple[Net, Member, M
     second = net.member("a")
     second.consumer("t")
     return net, first, second
-
-
-def test_c7_a_restart_takes_over_at_once_what_is_fresh() -> None:
-    net, first, second = restarted(partitions=2)
-    old = {key: lease.epoch for key, lease in first.engine.book.leases.items()}
-    net.run(30)
-    assert second.held() == [T0, T1]
-    assert len(takeovers(net)) == 2
-    assert not [r for r in net.records(ClaimingPartition) if r.instance_id == second.engine.settings.instance_id]
-    for key in (T0, T1):
-        assert second.lease(key).epoch > old[key], "the old instance is fenced"
-        assert second.assignment(key).buffer.fetch_next == net.world(key).progress.stable + 1
 
 
 def test_c7_not_fresh_falls_back_to_a_claim_when_the_lease_opens() -> None:
@@ -378,21 +340,6 @@ def test_c17_a_grant_that_is_no_longer_wanted_is_released_at_once() -> None:
     assert len(net.records(ReleasingPartition)) == 1
     assert not net.world(T0).held
     assert member.held() == []
-
-
-def test_c17_late_grants_are_used_if_the_lease_is_wanted() -> None:
-    """Given up after HI, claimed again, and then the first claim is granted: one lease, one epoch, no release."""
-    net = Net(cps=1)
-    net.topic("t", end=5)
-    a = net.member("a")
-    a.stalled = True
-    a.consumer("t")
-    net.run_until(lambda: len(net.records(ClaimingPartition)) == 2)
-    a.stalled = False
-    net.run(HI)
-    assert a.held() == [T0]
-    assert a.lease(T0).epoch == 0
-    assert not net.records(ReleasingPartition)
 
 
 def test_others_of_the_group_in_one_process_do_not_claim_the_same() -> None:

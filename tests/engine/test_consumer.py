@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import groupby, islice
+from itertools import groupby
 
 import pytest
 
 from kafka_marshal.engine.effects import Callback
-from kafka_marshal.engine.policies import Greedy
 from kafka_marshal.engine.work.assignment import Stage
 from kafka_marshal.engine.work.run import Taken
-from rationalizer import ClaimingPartition, ReleasingPartition
+from rationalizer import ReleasingPartition
 from tests.engine.harness import HI, FakeMessage, Member, Net
-from tests.engine.scenes import LOST, REVOKE, T0, calls, evict, taken, working
+from tests.engine.scenes import ASSIGN, LOST, REVOKE, T0, calls, evict, taken, working
 
 # -- done ---------------------------------------------------------------------------------------------------------
 
@@ -39,26 +38,6 @@ def test_done_twice_and_done_of_what_was_never_in_flight_is_ignored_and_counted(
     assert net.world(T0).progress.stable == 0
     assert net.world(T0).progress.ranges == []
     assert member.consumers[0].delivery.ignored_done[T0] == 3
-
-
-def test_done_of_an_earlier_epoch_does_not_count_for_the_present_one() -> None:
-    """Lost and won again: messages in flight are delivered again, and old copies don't count."""
-    net, member = working()
-    old = taken(member, 3)
-    member.stalled = member.drop_appends = True
-    net.run(2 * HI)
-    member.stalled = member.drop_appends = False
-    net.run_until(lambda: member.can_hand_out(T0))
-    new = taken(member, 3)
-    assert [m.at for m in old] == [m.at for m in new] == [0, 1, 2]
-    for message in old:
-        member.done(message)
-    net.run(HI)
-    assert net.world(T0).progress.stable == -1
-    for message in new:
-        member.done(message)
-    net.run(HI)
-    assert net.world(T0).progress.stable == 2
 
 
 def test_a_batch_done_after_its_lease_ended_is_counted_whole() -> None:
@@ -87,35 +66,6 @@ def test_a_batch_of_which_some_messages_were_done_alone() -> None:
 
 
 # -- iterating ----------------------------------------------------------------------------------------------------
-
-
-def test_iterating_what_is_before_the_cursor_is_done() -> None:
-    net, member = working()
-    member.fetch(10)
-    run = member.take(10, iterating=True)
-    assert run is not None
-    assert [message.offset() for message in islice(run.walk, 5)] == [0, 1, 2, 3, 4]
-    net.run(HI / 2)
-    assert net.world(T0).progress.stable == 3, "the fifth is in hand"
-    last = list(run.walk)[-1]
-    net.run(HI / 2)
-    assert net.world(T0).progress.stable == 8, "the last one is done when the next one is asked for"
-    run.walked(last)
-    member.leave_run(run)
-    net.run(HI / 2)
-    assert net.world(T0).progress.stable == 9
-
-
-def test_leaving_a_run_puts_the_rest_back_in_order() -> None:
-    net, member = working(end=20)
-    member.fetch(20)
-    run = member.take(10, iterating=True)
-    assert run is not None
-    assert len(list(islice(run.walk, 5))) == 5
-    member.leave_run(run)
-    assert [m.at for m in member.work(100)] == list(range(4, 20))
-    net.run(HI)
-    assert net.world(T0).progress.stable == 19
 
 
 def test_two_runs_left_in_any_order_come_again_in_order() -> None:
@@ -151,24 +101,6 @@ def test_leaving_a_run_after_the_lease_ended_counts_what_was_not_committed() -> 
 
 
 # -- revocation ---------------------------------------------------------------------------------------------------
-
-
-def test_a_revocation_waits_for_what_is_in_flight_and_delivers_nothing_more() -> None:
-    net, member = working(partitions=2)
-    messages = taken(member, 4)
-    other = net.member("b")
-    other.consumer("t")
-    net.run(5 * HI)
-    [going] = [key for key in (("t", 0), ("t", 1)) if member.stage(key) is Stage.REVOKING]
-    assert other.held() == []
-    assert len(member.held()) == 2, "beats go on"
-    assert all(run.assignment.key != going for _ in range(5) if (run := member.take(5)))
-    for message in messages:
-        if message.of == going:
-            member.done(message)
-    net.run_until(lambda: other.held() == [going], 100)
-    mine = [m.at for m in messages if m.of == going]
-    assert net.world(going).progress.stable == max(mine, default=-1)
 
 
 def test_an_iterating_user_lets_a_revoked_partition_go_at_its_next_message() -> None:
@@ -210,15 +142,6 @@ def test_messages_fetched_before_a_loss_and_delivered_after_it_are_dropped() -> 
     net.tick()
     member.consumers[0].fetched(T0, late, net.now)  # type: ignore[arg-type]
     assert member.take() is None
-
-
-def test_a_greedy_member_is_asked_in_vain() -> None:
-    net, member = working(partitions=2, policy=Greedy())
-    other = net.member("b")
-    other.consumer("t")
-    net.run(10 * HI)
-    assert len(member.held()) == 2
-    assert REVOKE not in calls(member)
 
 
 # -- handler_timeout ----------------------------------------------------------------------------------------------
@@ -438,51 +361,6 @@ def test_seek_of_what_is_being_released_is_refused() -> None:
 # -- close --------------------------------------------------------------------------------------------------------
 
 
-def test_close_with_messages_in_flight_they_are_not_done_and_come_again() -> None:
-    net, member = working()
-    messages = taken(member, 6)
-    for at in (0, 1, 4):
-        member.done(messages[at])
-    member.close()
-    net.run_until(lambda: member.consumers[0].closed, 50)
-    assert net.world(T0).progress.stable == 1
-    assert net.world(T0).progress.ranges == [(4, 4)]
-    other = net.member("b")
-    other.consumer("t")
-    net.run_until(lambda: other.can_hand_out(T0))
-    assert [m.at for m in taken(other, 10)] == [2, 3, *range(5, 12)]
-
-
-def test_close_releases_everything_at_once_and_claims_nothing_more() -> None:
-    net, member = working(partitions=5)
-    member.close()
-    net.run(20 * HI)
-    assert member.consumers[0].closed
-    assert len(net.records(ReleasingPartition)) == 5
-    assert len(net.records(ClaimingPartition)) == 5
-
-
-def test_close_before_the_first_claim_was_answered() -> None:
-    net = Net(cps=1)
-    net.topic("t", 3)
-    member = net.member("a")
-    member.consumer("t")
-    member.close()
-    assert member.consumers[0].closed
-    net.run(100)
-    assert all(not net.world(("t", p)).held for p in range(3)), "late grants are given back (C17)"
-
-
-def test_after_close_the_engine_does_nothing_more() -> None:
-    net, member = working()
-    member.close()
-    net.run(100)
-    member.engine.remove_consumer(member.consumers[0].number)
-    before = net.count()
-    net.run(20 * HI)
-    assert net.count() == before
-
-
 # -- Turns --------------------------------------------------------------------------------------------------------
 
 
@@ -554,3 +432,150 @@ def test_at_most_once_slow_batches_are_small_where_several_partitions_are_held()
     assert sizes[0][1] == 100
     assert all(size <= 25 for _, size in sizes[1:])
     assert {partition for partition, _ in sizes} == {0, 1}
+
+
+# -- The user's callbacks: their order, and what waits for them ---------------------------------------------------
+
+
+# -- callbacks ----------------------------------------------------------------------------------------------------
+
+
+def test_on_assign_may_seek() -> None:
+    net = Net(cps=1)
+    net.topic("t", 1, end=20)
+    member = net.member("a")
+    member.hold_callbacks = True
+    consumer = member.consumer("t")
+    net.run(50)
+    member.fetch(3)
+    assert consumer.seek(T0, 7)
+    member.return_callbacks()
+    assert member.work()[0].at == 7
+    net.run(HI)
+    assert net.world(T0).progress.stable == 11
+
+
+def test_on_revoke_comes_before_the_release_and_may_still_say_done() -> None:
+    net, member = working()
+    messages = taken(member, 3)
+    member.hold_callbacks = True
+    member.close()
+    net.run(HI / 2)
+    assert calls(member)[-1] == REVOKE
+    assert not net.records(ReleasingPartition)
+    for message in messages:
+        member.done(message)
+    member.return_callbacks()
+    net.tick()
+    assert not net.world(T0).held
+    assert net.world(T0).progress.stable == 2
+
+
+def test_beats_continue_while_on_revoke_runs() -> None:
+    """A slow callback does not cost the lease."""
+    net, member = working()
+    member.hold_callbacks = True
+    member.close()
+    net.run(5 * HI)
+    assert member.held() == [T0]
+    member.return_callbacks()
+    net.tick()
+    assert not net.world(T0).held
+
+
+def test_what_on_revoke_is_at_work_on_is_released_when_it_returns_though_the_consumer_has_ended() -> None:
+    """``close()`` stopped waiting for it, or on_revoke itself called close()."""
+    net, member = working()
+    member.hold_callbacks = True
+    member.close()
+    member.engine.remove_consumer(member.consumers[0].number)
+    net.run(5 * HI)
+    assert net.world(T0).held
+    member.return_callbacks()
+    net.tick()
+    assert not net.world(T0).held
+
+
+def test_a_revocation_during_on_assign_waits_for_both_callbacks() -> None:
+    """on_assign's return is not on_revoke's: the release comes after the second (the callbacks run one by one)."""
+    net = Net(cps=1)
+    net.topic("t", 1, end=10)
+    member = net.member("a")
+    member.hold_callbacks = True
+    member.consumer("t")
+    net.run(50)
+    member.close()
+    assert calls(member) == [ASSIGN, REVOKE]
+    member.return_callbacks(only=1)
+    net.tick()
+    assert not net.records(ReleasingPartition), "on_revoke has not even begun"
+    member.return_callbacks()
+    net.tick()
+    assert not net.world(T0).held
+
+
+def test_without_on_revoke_a_release_still_waits_for_on_assign() -> None:
+    net = Net(cps=1)
+    net.topic("t", 1, end=10)
+    member = net.member("a")
+    member.hold_callbacks = True
+    member.consumer("t", callbacks=frozenset({Callback.ASSIGN}))
+    net.run(50)
+    member.close()
+    net.tick()
+    assert not net.records(ReleasingPartition)
+    member.return_callbacks()
+    net.tick()
+    assert not net.world(T0).held
+
+
+def test_on_lost_is_called_once_and_nothing_is_committed_afterwards() -> None:
+    net, member = working()
+    messages = taken(member, 3)
+    evict(net, member)
+    net.run(HI)
+    assert calls(member) == [ASSIGN, LOST]
+    for message in messages:
+        member.done(message)
+    net.run(HI)
+    assert net.world(T0).progress.stable == -1
+    assert member.consumers[0].delivery.ignored_done[T0] == 3
+
+
+def test_a_lease_lost_during_on_revoke_is_reported_and_not_released() -> None:
+    net, member = working()
+    member.hold_callbacks = True
+    member.close()
+    net.tick()
+    evict(net, member)
+    net.tick()
+    before = len(net.records(ReleasingPartition))
+    member.return_callbacks()
+    net.run(HI)
+    assert calls(member) == [ASSIGN, REVOKE, LOST]
+    assert len(net.records(ReleasingPartition)) == before
+    assert member.consumers[0].closed
+
+
+def test_a_partition_that_was_not_assigned_is_not_reported_as_lost() -> None:
+    """The lease was lost before on_assign: the user never had it."""
+    net = Net(cps=1)
+    net.topic("t", 1, end=10)
+    member = net.member("a")
+    member.hold_lookups = True
+    member.consumer("t", start="latest")
+    net.run(50)
+    assert member.stage(T0) is Stage.LOCATING
+    evict(net, member)
+    net.run(50)
+    assert member.held() == []
+    assert member.callbacks == []
+
+
+def test_without_callbacks_everything_goes_its_way() -> None:
+    net, member = working(callbacks=frozenset())
+    assert len(member.work()) == 5
+    member.close()
+    net.tick()
+    assert member.callbacks == []
+    assert net.world(T0).progress.stable == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,11 +13,12 @@ from kafka_marshal.client.tries import Call
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage, Tracker
 from kafka_marshal.engine.work.consumer import Cutting
-from kafka_marshal.engine.work.lane import HANGS_MS, HeldBack, lasting
+from kafka_marshal.engine.work.lane import HANGS_MS, HeldBack, Lane, lasting
 from kafka_marshal.engine.work.lanes import Order
+from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.tracker import Buffer
 from kafka_marshal.ports import Message
-from tests.engine.lanes_bench import Bench, Record, records
+from tests.engine.lanes_bench import FOREVER, Bench, Record, records
 
 
 @pytest.fixture
@@ -24,50 +26,11 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_a_key_is_a_lane(bench: Bench) -> None:
-    one = bench.assignment()
-    lanes = bench.spread(one, records("aabbac"))
-    assert [lane.key for lane in lanes] == [b"a", b"b", b"c"]
-    assert bench.counts() == (3, 0)
-    assert [bench.begin(lane) for lane in lanes] == [0, 2, 5]
-    assert bench.counts() == (0, 3)
-    a, b, _ = lanes
-    assert bench.done(one, b)
-    assert bench.begin(b) == 3
-    assert bench.done(one, a)
-    assert bench.begin(a) == 1
-    assert bench.done(one, a)
-    assert bench.begin(a) == 4
-    assert not bench.done(one, a)
-    assert bench.counts() == (0, 2)
-    assert bench.spread(one, records("a", first=6))[0] is not a  # it was over
-
-
 @pytest.mark.parametrize(("order", "ready"), [("key", [0, 1, 3, 4]), ("none", [0, 1, 2, 3, 4, 5]), ("partition", [0])])
 def test_orders(order: Order, ready: list[int]) -> None:
     bench = Bench(order)
     lanes = bench.spread(bench.assignment(), records("ab" + "a" + "--" + "b"))
     assert [bench.begin(lane) for lane in lanes] == ready
-
-
-def test_the_same_key_in_two_partitions_is_two_lanes(bench: Bench) -> None:
-    first, second = bench.assignment(0), bench.assignment(1)
-    lanes = bench.spread(first, records("a", 0)) + bench.spread(second, records("a", 1))
-    assert [bench.begin(lane) for lane in lanes] == [0, 0]
-
-
-def test_a_failed_message_is_tried_again_before_the_next_of_its_key(bench: Bench) -> None:
-    one = bench.assignment()
-    a, b = bench.spread(one, records("aab"))
-    assert bench.begin(a) == 0
-    assert not bench.failed(a, due=5.0)
-    assert bench.begin(b) == 2
-    assert (bench.lanes.next_due, bench.lanes.due(4.9, bench.call)) == (5.0, [])
-    assert bench.lanes.due(5.0, bench.call) == [a]
-    assert (bench.begin(a), a.number) == (0, 2)
-    assert bench.done(one, a)
-    assert (bench.begin(a), a.number) == (1, 1)
-    assert bench.counts() == (0, 2)
 
 
 def test_retries_that_are_due_are_no_reason_not_to_read_on(bench: Bench) -> None:
@@ -94,31 +57,6 @@ def test_t4_nothing_begins_while_the_lease_is_in_doubt_and_all_does_after(bench:
     assert bench.lanes.reopened(11.0) == lanes
     assert bench.lanes.reopened(11.0) == []
     assert [bench.begin(lane, 11.0) for lane in lanes] == [0, 1]
-
-
-def test_after_stop_nothing_begins(bench: Bench) -> None:
-    (a,) = bench.spread(bench.assignment(), records("a"))
-    bench.stop.append(True)
-    assert bench.begin(a) is None
-    assert bench.counts() == (0, 0)
-    assert bench.lanes.reopened(1.0) == []
-
-
-def test_a_recall_takes_what_waits_and_leaves_what_runs(bench: Bench) -> None:
-    one = bench.assignment()
-    a, b, c = bench.spread(one, records("aabbc"))
-    assert bench.begin(a) == 0
-    assert bench.begin(c) == 4
-    bench.failed(c, due=5.0)
-    bench.in_lanes.recall(one, keep=True)
-    assert bench.back == [(0, [1, 2, 3, 4], 1)]
-    assert one.tracker.in_hand == 1
-    assert bench.begin(b) is None
-    assert bench.lanes.due(9.0, bench.call) == []
-    assert not bench.done(one, a)
-    assert one.tracker.done.stable == 0
-    assert not one.tracker.runs
-    assert bench.counts() == (0, 0)
 
 
 def cutting_of(bench: Bench, assignment: Assignment) -> Cutting:
@@ -216,60 +154,6 @@ def test_c10_a_run_that_ends_begins_nothing_in_a_pause(bench: Bench) -> None:
     assert bench.begin(a) is None
 
 
-def test_what_comes_again_after_a_recall_waits_for_what_runs(bench: Bench) -> None:
-    one = bench.assignment()
-    messages = records("aab")
-    a, _ = bench.spread(one, messages)
-    assert bench.begin(a) == 0
-    bench.in_lanes.recall(one, keep=True)
-    (b,) = bench.spread(one, messages[1:])
-    assert bench.begin(b) == 2
-    assert bench.done(one, a)
-    assert bench.begin(a) == 1
-
-
-def test_a_partition_that_comes_back_waits_for_old_handlers_of_its_keys(bench: Bench) -> None:
-    old = bench.assignment()
-    a, _ = bench.spread(old, records("ab"))
-    assert bench.begin(a) == 0
-    bench.lose(old)
-    new = bench.assignment()
-    (b,) = bench.spread(new, records("aba"))
-    assert bench.begin(b) == 1
-    assert bench.lanes.oldest(new) == 1.0
-    assert bench.done(new, b) is False
-    assert bench.lanes.oldest(new) is None  # the old handler must not end the new lease
-    assert bench.failed(a, due=3.0)
-    assert (bench.begin(a), a.assignment) == (0, new)
-    assert bench.lanes.oldest(new) == 1.0
-
-
-def test_a_recall_of_an_assignment_that_is_over_leaves_the_next_one_alone(bench: Bench) -> None:
-    old = bench.assignment()
-    (a,) = bench.spread(old, records("a"))
-    bench.begin(a)
-    bench.lose(old)
-    new = bench.assignment()
-    (b,) = bench.spread(new, records("ba"))
-    bench.in_lanes.recall(old, keep=False)
-    assert bench.begin(b) == 0
-    assert new.tracker.in_hand == 2
-
-
-def test_what_fails_as_its_lease_ends_is_not_tried_again(bench: Bench) -> None:
-    """The lease is over, and its waiting messages are recalled a moment later: none may be lost in between."""
-    old = bench.assignment()
-    (a,) = bench.spread(old, records("a"))
-    assert bench.begin(a) == 0
-    old.stage = Stage.LOST
-    assert not bench.failed(a, due=2.0)
-    assert bench.lanes.next_due is None
-    bench.lose(old)
-    new = bench.assignment()
-    (again,) = bench.spread(new, records("a"))
-    assert bench.begin(again) == 0
-
-
 def test_c18_what_failed_after_an_eviction_is_not_in_flight(bench: Bench) -> None:
     """Else the member would wait for it for ever and claim nothing."""
     one = bench.assignment()
@@ -285,69 +169,6 @@ def test_c18_what_failed_after_an_eviction_is_not_in_flight(bench: Bench) -> Non
     assert not one.tracker.runs
 
 
-def test_what_fails_in_a_partition_that_is_released_is_given_back(bench: Bench) -> None:
-    one = bench.assignment()
-    (a,) = bench.spread(one, records("aa"))
-    assert bench.begin(a) == 0
-    one.stage = Stage.REVOKING
-    bench.in_lanes.recall(one, keep=False)
-    assert one.tracker.in_hand == 1
-    bench.failed(a, due=2.0)
-    bench.in_lanes.returned(1.0)
-    assert not one.tracker.runs
-    assert bench.finished == [one]
-    assert bench.back == [(0, [0], 0)], "it is here still, should the partition stay"
-    assert bench.lanes.due(9.0, bench.call) == []
-
-
-def next_run(bench: Bench, keep: bool = True) -> Call:
-    """End the run and begin another one."""
-    bench.lanes.is_ended = True
-    for assignment in list(bench.assignments.values()):
-        bench.in_lanes.recall(assignment, keep=keep)
-    bench.lanes.close(bench.call)
-    before, bench.call = bench.call, Call()
-    bench.lanes.open(bench.call)
-    return before
-
-
-@pytest.mark.parametrize("is_durable", [True, False])
-@pytest.mark.parametrize("how", ["done", "failed", "failed for good"])
-def test_a_handler_that_a_run_has_left_behind_returns_in_the_next_one(bench: Bench, how: str, is_durable: bool) -> None:
-    one = bench.assignment()
-    messages = records("aab")
-    a, b = bench.spread(one, messages)
-    assert bench.begin(a) == 0
-    before = next_run(bench)
-    (c,) = bench.spread(one, messages[1:])
-    assert bench.lanes.begin(b, 1.0, before) is None  # a worker of the previous run finds it in its queue
-    assert bench.counts() == (1, 1)
-    if how == "done":
-        assert a.message is not None
-        assert not one.tracker.mark([a.message])
-        assert not bench.lanes.done(a, before)
-    else:
-        bench.lanes.is_durable = is_durable
-        assert not bench.lanes.failed(a, 2.0 if how == "failed" else None, before)
-        bench.lanes.is_durable = False
-        assert bench.lanes.due(9.0, bench.call) == []
-        begun = [each[:2] for each in bench.lanes.tries(one, None, ends=False)]
-        assert begun == ([(0, 1)] if is_durable else []), "U1"
-    assert bench.counts() == (1, 0)
-    assert bench.lanes.reopened(1.0) == [a]  # for the workers of this run
-    assert bench.begin(a) == (1 if how == "done" else 0)
-    assert a.number == 1
-    assert bench.begin(c) == 2
-
-
-def test_what_a_run_had_ready_is_not_counted_in_the_next_one(bench: Bench) -> None:
-    one = bench.assignment()
-    a, *_ = bench.spread(one, records("abcdef"))
-    bench.begin(a)
-    next_run(bench)
-    assert bench.counts() == (0, 1)
-
-
 def test_only_the_run_that_owns_the_lanes_gets_retries(bench: Bench) -> None:
     one = bench.assignment()
     (a,) = bench.spread(one, records("a"))
@@ -355,22 +176,6 @@ def test_only_the_run_that_owns_the_lanes_gets_retries(bench: Bench) -> None:
     bench.failed(a, due=2.0)
     assert bench.lanes.due(3.0, Call()) == []
     assert bench.lanes.due(3.0, bench.call) == [a]
-
-
-def test_messages_at_gaps_are_done_with_those_that_are_there(bench: Bench) -> None:
-    """Compaction, transaction markers: offsets 0, 1, 4, 6 and 7 are never delivered."""
-    one = bench.assignment()
-    messages: list[Message] = [Record(0, 2, b"a"), Record(0, 3, b"b"), Record(0, 5, b"a"), Record(0, 8, b"c")]
-    a, b, c = bench.spread(one, messages, covers_from=0)
-    for lane in (c, b):
-        bench.begin(lane)
-        bench.done(one, lane)
-    assert (one.tracker.done.stable, one.tracker.done.ranges) == (-1, [(3, 3), (6, 8)])
-    bench.begin(a)
-    bench.done(one, a)
-    assert one.tracker.done.stable == 3
-    bench.in_lanes.recall(one, keep=True)
-    assert bench.back == [(0, [5], 3)]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -564,3 +369,159 @@ def test_after_the_end_of_a_run_a_handler_has_had_its_message_since_it_began(ben
     bench.done(one, a)
     bench.in_lanes.recall(one, keep=True)
     assert bench.in_lanes.oldest(one, 350.0) == 200.0
+
+
+# -- Lanes against a naive model: under any sequence of events, each lane is in order and nothing is lost ---------
+
+
+class Model:
+    """The model: one partition's log, and all its handlers."""
+
+    KEYS = (b"a", b"b", b"c", None)
+
+    def __init__(self, seed: int, order: Order) -> None:
+        self.rng = rng = Random(seed)
+        self.order = order
+        self.bench = Bench(order)
+        offset, self.log = 0, []
+        for _ in range(40):
+            offset += rng.choice((1, 1, 1, 2, 4))
+            self.log.append(cast("Message", Record(0, offset, rng.choice(self.KEYS))))
+        self.now = 1.0
+        #: Messages delivered at least once whose handler has returned.
+        self.ended: set[int] = set()
+        #: For each handler: its lane and message, and the run and assignment that it began under.
+        self.running: list[tuple[Lane, Message, Call, Assignment]] = []
+        #: Queue entries of this run's workers, and of older ones.
+        self.queue: list[tuple[Lane, Call]] = []
+        self.assign()
+
+    def lane_of(self, message: Message) -> object:
+        if self.order == "partition":
+            return "all"
+        key = message.key() if self.order == "key" else None
+        return message.offset() if key is None else key
+
+    def assign(self) -> None:
+        done = getattr(self, "one", None)
+        stable, ranges = (-1, []) if done is None else (done.tracker.done.stable, list(done.tracker.done.ranges))
+        self.one = self.bench.assignment(0, stable, ranges)
+        self.one.buffer.put(self.log, self.one.tracker)
+        self.bench.back.clear()
+
+    # What may happen.
+
+    def take(self) -> None:
+        if self.one.buffer.size:
+            messages, covers_from = self.one.buffer.take(self.rng.randint(1, 12))
+            self.queue += [(lane, self.bench.call) for lane in self.bench.spread(self.one, messages, covers_from)]
+
+    def begin(self) -> None:
+        if not self.queue:
+            return
+        lane, call = self.queue.pop(self.rng.randrange(len(self.queue)))
+        message = self.bench.lanes.begin(lane, self.now, call)
+        if message is None:
+            return
+        mine = self.lane_of(message)
+        assert call is self.bench.call, "a worker of an older run has begun something"
+        assert not lane.assignment.over
+        assert self.now < lane.assignment.lease.hand_out_until
+        assert all(self.lane_of(other) != mine for _, other, _, _ in self.running), f"{message} has not waited"
+        before = [x for x in self.log if self.lane_of(x) == mine and offset_of(x) < offset_of(message)]
+        assert {offset_of(x) for x in before} <= self.ended, f"{message} has overtaken another one"
+        self.running.append((lane, message, call, lane.assignment))
+
+    def end_one(self) -> None:
+        if not self.running:
+            return
+        lane, message, call, assignment = self.running.pop(self.rng.randrange(len(self.running)))
+        if self.rng.random() < 0.3:
+            due = self.now + self.rng.random() if self.rng.random() < 0.9 or call is not self.bench.call else self.now
+            is_ready = self.bench.lanes.failed(lane, due, call)
+        else:
+            self.ended.add(offset_of(message))
+            assignment.tracker.mark([message])
+            is_ready = self.bench.lanes.done(lane, call)
+        if is_ready:
+            self.queue.append((lane, call))
+        self.bench.in_lanes.returned(self.now)
+
+    def time(self) -> None:
+        self.now += self.rng.random()
+        found = self.bench.lanes.due(self.now, self.bench.call) + self.bench.lanes.reopened(self.now)
+        self.queue += [(lane, self.bench.call) for lane in found]
+
+    def doubt(self) -> None:
+        self.one.lease.hand_out_until = self.rng.choice((self.now, FOREVER))
+
+    def recall(self) -> None:
+        self.bench.in_lanes.recall(self.one, keep=True)
+        runs = {offset_of(message) for _, message, _, assignment in self.running if assignment is self.one}
+        left = [offset_of(x) for run in self.one.tracker.runs.values() for x in run.messages if not self.is_done(x)]
+        assert sorted(left) == sorted(runs)
+        by_offset = {offset_of(x): x for x in self.log}
+        for _, offsets, covers_from in self.bench.back:
+            self.one.buffer.put_back([by_offset[offset] for offset in offsets], covers_from)
+        self.bench.back.clear()
+
+    def lose(self) -> None:
+        self.bench.lose(self.one)
+        self.assign()
+
+    def run_again(self) -> None:
+        self.bench.lanes.is_ended = True
+        self.recall()
+        self.bench.lanes.close(self.bench.call)
+        if self.rng.random() < 0.3:
+            self.end_one()
+        self.bench.call = Call()
+        self.bench.lanes.open(self.bench.call)
+
+    def is_done(self, message: Message) -> bool:
+        return self.one.tracker.done.is_done(offset_of(message))
+
+    # What must hold.
+
+    def check(self) -> None:
+        lanes, tracker = self.bench.lanes, self.one.tracker
+        assert lanes.running == len(self.running)
+        assert lanes.ready == sum(call is self.bench.call and lane.number == 1 for lane, call in self.queue)
+        in_hand = [offset_of(x) for run in tracker.runs.values() for x in run.messages if not self.is_done(x)]
+        assert len(in_hand) == len(set(in_hand)) == tracker.in_hand, "a message is in hand twice, or not counted"
+        done = {offset_of(x) for x in self.log if self.is_done(x)}
+        assert done <= self.ended, "done, and no handler has returned"
+        assert len(done) + len(in_hand) + self.one.buffer.size == len(self.log), "a message is lost"
+
+    def finish(self) -> None:
+        """Stop faults: everything ends and is done."""
+        self.one.lease.hand_out_until = FOREVER
+        self.rng.random = lambda: 0.9  # type: ignore[method-assign]
+        for _ in range(1_000):
+            for step in (self.take, self.time, self.begin, self.end_one):
+                step()
+                self.check()
+            if self.one.tracker.done.stable == offset_of(self.log[-1]):
+                break
+        assert self.one.tracker.done.stable == offset_of(self.log[-1])
+        assert not self.one.tracker.runs
+        assert self.bench.lanes.running == len(self.running) == 0
+
+
+@pytest.mark.parametrize("order", ["key", "partition", "none"])
+@pytest.mark.parametrize("block", range(4))
+def test_whatever_happens_in_whatever_order(order: Order, block: int) -> None:
+    for seed in range(block * 15, block * 15 + 15):
+        model = Model(seed, order)
+        often = [model.take, model.begin, model.begin, model.end_one, model.end_one, model.time, model.time]
+        seldom = [model.doubt, model.recall, model.lose, model.run_again]
+        met: Counter[str] = Counter()
+        for _ in range(model.rng.randint(20, 250)):
+            step = model.rng.choice(often if model.rng.random() < 0.9 else seldom)
+            step()
+            met[step.__name__] += 1
+            try:
+                model.check()
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}, after {step.__name__}: {error}") from error
+        model.finish()

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import pytest
 
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Greedy, MaxClaims
-from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.errors import PositionLostError
 from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch
 from tests.engine.harness import HI, DataLog, Member, Net
 from tests.engine.scenes import reposition
 
 T0, T1 = ("t", 0), ("t", 1)
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 def starting(
@@ -45,15 +41,6 @@ def beats_with_offset(net: Net) -> list[int]:
 
 
 # -- P9: the group's first start ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("start", "first"), [("earliest", 0), ("latest", 50), (NOON, 30)])
-def test_p9_start_says_where_a_group_begins(start: object, first: int) -> None:
-    net, member = starting(start)
-    net.run(50)
-    net.data[T0].end = 60
-    assert read_all(net, member) == list(range(first, 60))
-    assert member.consumers[0].positions.gaps == []
 
 
 @pytest.mark.parametrize("held_up", ["lookup", "beat"])
@@ -176,35 +163,6 @@ def test_p9_a_transient_gap_in_the_metadata_costs_nothing_but_time() -> None:
 # -- P9: retention ------------------------------------------------------------------------------------------------
 
 
-def restarted_with_log(net: Net, member: Member, start: int, end: int) -> tuple[Member, ConsumerEngine]:
-    """The member has left; retention moved the log start; another one starts."""
-    net.run(HI)
-    member.kill()
-    net.data[T0].start, net.data[T0].end = start, end
-    other = net.member("b")
-    consumer = other.consumer("t")
-    net.run_until(lambda: other.held() == [T0])
-    return other, consumer
-
-
-def test_p9_what_retention_took_from_a_group_that_had_done_nothing_yet_is_reported() -> None:
-    net, member = starting()
-    net.run(50)
-    _, consumer = restarted_with_log(net, member, 20, 50)
-    net.members[0].fetch()
-    assert consumer.positions.gaps == [(T0, 0, 19)]
-
-
-def test_p9_retention_mid_way_with_nothing_pending() -> None:
-    net, member = starting(end=10)
-    got = read_all(net, member)
-    net.data[T0].start, net.data[T0].end = 20, 30
-    got += read_all(net, member)
-    assert got == [*range(10), *range(20, 30)]
-    assert member.consumers[0].positions.gaps == [(T0, 10, 19)]
-    assert net.world(T0).progress.stable == 29
-
-
 def test_p9_an_out_of_range_report_that_proves_wrong_loses_nothing() -> None:
     """The reader reports out of range, but the leader has the position: buffered messages are not skipped."""
     net, member = starting()
@@ -234,20 +192,6 @@ def test_p9_out_of_range_twice_in_a_row() -> None:
 # -- P11 ----------------------------------------------------------------------------------------------------------
 
 
-def lost_position() -> tuple[Net, Member, ConsumerEngine]:
-    """50 done, then the log ends at 10."""
-    net, member = starting()
-    read_all(net, member)
-    member.kill()
-    net.data[T0].end = 10
-    other = net.member("b")
-    consumer = other.consumer("t")
-    net.run_until(lambda: other.held() == [T0])
-    other.fetch()
-    net.run(50)
-    return net, other, consumer
-
-
 def test_p11_one_lost_position_stops_nothing_else() -> None:
     """No member of the group ends by it: each skips that partition, reports it once, and continues."""
     net, a = starting(partitions=3)
@@ -272,16 +216,6 @@ def test_p11_one_lost_position_stops_nothing_else() -> None:
     net.run(5 * HI)
     assert net.world(T0).held
     assert [consumer.positions.stuck.lost for consumer in consumers] == [[], [], []]
-
-
-def test_p11_repositioning_to_where_it_was_counts() -> None:
-    """The admin confirms the position, as the log has grown again."""
-    net, member, _ = lost_position()
-    net.run(3 * HI)
-    net.data[T0].end = 60
-    reposition(net, 49)
-    net.run_until(lambda: member.held() == [T0])
-    assert read_all(net, member) == list(range(50, 60))
 
 
 def recreated() -> tuple[Net, list[Member]]:
@@ -325,18 +259,6 @@ def test_p11_partitions_that_the_new_topic_lacks_are_released_and_lost_where_the
     net.tell_topics()
     assert read_all(net, member, 5 * HI) == [] and member.held() == []
     assert sorted(str(error)[:5] for error in consumer.errors) == ["t [0]", "t [1]"]
-
-
-def test_p11_no_member_that_saw_it_continues_in_the_new_log_at_the_old_position() -> None:
-    """Neither with its own leases nor with those that another released, though the old offsets exist in the new log."""
-    net, members = recreated()
-    net.run(20 * HI)
-    assert [m.held() for m in members] == [[], []]
-    assert [m.work() for m in members] == [[], []]
-    reposition(net, -1)
-    net.run_until(lambda: sum(len(m.held()) for m in members) == 1)
-    net.run(5 * HI)
-    assert sum(len(m.held()) for m in members) == 1, "t:1 is not repositioned"
 
 
 def test_p11_progress_that_was_under_way_does_not_unblock() -> None:

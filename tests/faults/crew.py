@@ -17,8 +17,6 @@ from kafka_marshal.adapters.memory import MemoryCluster
 from tests.faults.stories import PARTITIONS, TOPIC, Key, answer, held_throughout, member, memory_cluster, offsets
 from tests.interrupts import run_within
 
-__all__ = ["WAYS", "WITHIN_S", "Crew", "restless", "share"]
-
 #: Long enough that no lease is in doubt even if the machine stops for a while: then no grant is lost, either.
 PATIENT_HI = 5_000
 

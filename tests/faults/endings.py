@@ -12,8 +12,6 @@ from kafka_marshal import ClosedError, Consumer, Delivery, Marshal
 from tests.faults.stories import ANSWER_S, TOPIC, answer, await_assigned, is_ours, member, memory_cluster
 from tests.interrupts import stacks
 
-__all__ = ["CALLBACKS", "DELIVERIES", "LOOPS", "WHAT", "Background", "a_callback_closes", "closed_at_once", "opened"]
-
 #: Callbacks that call close(): of an assignment, of Consumer.close(), of Marshal.close().
 CALLBACKS = ("on_assign", "on_revoke", "on_revoke of Marshal.close()")
 #: What is closed.

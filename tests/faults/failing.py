@@ -38,8 +38,6 @@ from tests.faults.stories import (
 )
 from tests.interrupts import Interrupts
 
-__all__ = ["PROOFS", "SHARED", "Proof", "heard"]
-
 Read = tuple[list[Message], list[DataFault]]
 
 

@@ -11,8 +11,6 @@ from typing import Any, Self
 from kafka_marshal import Consumer, Marshal, Retry
 from tests.faults.stories import TOPIC, member, memory_cluster
 
-__all__ = ["DEAD", "HOW", "WITHIN_S", "Bench", "as_handler"]
-
 DEAD = "dead"
 HOW = ("threads", "coroutines")
 

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import threading
 import time
+from collections.abc import Callable
 from itertools import islice
 from typing import Any, cast
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import Histogram as HistogramData
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Metric
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse
 
 from kafka_marshal import Batches, CheckpointPolicy, Group, Marshal, Message, Metrics, Retry
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.admin.pause import Pause
 from kafka_marshal.engine.figures import BUCKETS_S, Histogram
-from kafka_marshal.metrics.rows import CheckpointMetrics, PartitionMetrics, RecordCount
+from kafka_marshal.metrics import MarshalCollector, instrument, trace_hooks
+from kafka_marshal.metrics.rows import CATALOGUE, CheckpointMetrics, PartitionMetrics, RecordCount
 from rationalizer import (
     ClaimingPartition,
     ClaimingShare,
@@ -27,7 +42,7 @@ from rationalizer import (
 )
 from tests.client.conftest import wait_until
 from tests.faults.stories import GROUP, HI, TOPIC, member, memory_cluster
-from tests.metrics.conftest import MESSAGES, PARTITIONS
+from tests.metrics.conftest import MESSAGES, PARTITIONS, get
 
 ALL = PARTITIONS * MESSAGES
 
@@ -384,3 +399,259 @@ async def _loop(consumer: Any) -> None:
 async def _enter(marshal: Any) -> None:
     async with marshal:
         pass
+
+
+# -- The text that Prometheus scrapes: names, types, and the values of Marshal.metrics() --------------------------
+
+
+#: By OpenTelemetry's conventions where they exist; users' dashboards and alerts depend on them.
+NAMES = {
+    "kafka_consumer_group_lag",
+    "kafka_consumer_group_members",
+    "kafka_consumer_group_offset",
+    "kafka_marshal_buffered_messages",
+    "kafka_marshal_checkpoint_age_seconds",
+    "kafka_marshal_checkpoints_total",
+    "kafka_marshal_drain_seconds",
+    "kafka_marshal_drain_seconds_max",
+    "kafka_marshal_oldest_cut_seconds",
+    "kafka_marshal_restore_seconds",
+    "kafka_marshal_restores_total",
+    "kafka_marshal_save_seconds",
+    "kafka_marshal_claim_duration_seconds",
+    "kafka_marshal_dead_letters_total",
+    "kafka_marshal_done_too_late_total",
+    "kafka_marshal_handler_failures_total",
+    "kafka_marshal_handlers_running",
+    "kafka_marshal_runs_failing",
+    "kafka_marshal_stuck_partitions",
+    "kafka_marshal_handover_gap_seconds",
+    "kafka_marshal_held_back_partitions",
+    "kafka_marshal_in_hand_messages",
+    "kafka_marshal_lease_remaining_seconds",
+    "kafka_marshal_leases",
+    "kafka_marshal_log_behind_records",
+    "kafka_marshal_needs_restart",
+    "kafka_marshal_held_back_messages",
+    "kafka_marshal_hot_key_share",
+    "kafka_marshal_shared_read_bytes",
+    "kafka_marshal_shared_reads_total",
+    "kafka_marshal_open_messages",
+    "kafka_marshal_parked_messages",
+    "kafka_marshal_shares",
+    "kafka_marshal_acquires_total",
+    "kafka_marshal_settled_messages_total",
+    "kafka_marshal_redelivered_messages_total",
+    "kafka_marshal_paused",
+    "kafka_marshal_processed_messages_total",
+    "kafka_marshal_ready",
+    "kafka_marshal_records_total",
+    "kafka_marshal_replica_alarms_total",
+    "kafka_marshal_log_records",
+    "kafka_marshal_log_oldest_age_seconds",
+    "kafka_marshal_log_not_pruned",
+    "kafka_marshal_retries_total",
+    "kafka_marshal_time_lag_seconds",
+    "kafka_marshal_transaction_duration_seconds",
+    "kafka_marshal_transactions_total",
+    "kafka_marshal_transactions_waiting",
+    "kafka_marshal_turned_ago_seconds",
+    "messaging_client_consumed_messages_total",
+    "messaging_process_duration_seconds",
+}
+
+
+def test_the_names() -> None:
+    assert {metric.prometheus for metric in CATALOGUE} == NAMES
+    assert len({metric.name for metric in CATALOGUE}) == len(CATALOGUE)
+    for metric in CATALOGUE:
+        assert re.fullmatch(r"[a-z][a-z0-9_.]*", metric.name)
+        assert metric.help.endswith(".")
+        assert metric.name.startswith(("messaging.", "kafka.consumer_group.", "kafka_marshal."))
+
+
+def scraped(marshal: Marshal, accept: str = "") -> dict[str, Family]:
+    page = get(marshal.serve(0), "/metrics", Accept=accept)
+    assert page.status == 200
+    read = parse_openmetrics if "openmetrics" in page.headers["Content-Type"] else parse
+    return {family.name: family for family in read(page.text)}
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
+def test_it_is_parsed_and_holds_what_metrics_says(marshal: Marshal, accept: str) -> None:
+    with marshal.consumer([TOPIC]) as consumer:
+        wait_until(lambda: sum(one.lag is not None for one in marshal.metrics().partitions) == PARTITIONS)
+        for _ in islice(consumer, 20):
+            pass
+        found, now = scraped(marshal, accept), marshal.metrics()
+        labels = {"group": GROUP, "client_id": "a"}
+
+        def of(name: str) -> dict[str, float]:
+            return {sample.labels["partition"]: sample.value for sample in found[name].samples}
+
+        assert of("kafka_consumer_group_lag") == {str(one.partition): one.lag for one in now.partitions}
+        assert found["kafka_marshal_leases"].samples[0].value == PARTITIONS
+        assert found["kafka_marshal_leases"].samples[0].labels == labels
+        consumed = found["messaging_client_consumed_messages"]
+        assert consumed.type == "counter"
+        assert sum(s.value for s in consumed.samples) == sum(one.consumed for one in now.messages)
+        assert consumed.samples[0].labels.keys() == {
+            "messaging_system",
+            "messaging_operation_name",
+            "messaging_consumer_group_name",
+            "messaging_client_id",
+            "messaging_destination_name",
+            "messaging_destination_partition_id",
+        }
+        claims = {s.name.rpartition("_")[2]: s.value for s in found["kafka_marshal_claim_duration_seconds"].samples}
+        assert claims["count"] == claims["bucket"] == PARTITIONS
+        records = {(s.labels["type"], s.labels["outcome"]) for s in found["kafka_marshal_records"].samples}
+        assert ("ClaimingPartition", "OK") in records
+        series = {sample.name for family in found.values() for sample in family.samples}
+        assert series <= {name for metric in CATALOGUE for name in metric.series}
+
+
+def test_several_marshals_in_a_registry_of_one_s_own(cluster: MemoryCluster) -> None:
+    first, second = member(cluster, "a"), member(cluster, "b")
+    with first, second:
+        registry = CollectorRegistry()
+        registry.register(MarshalCollector(first, second))
+        families = {family.name: family for family in parse(generate_latest(registry).decode())}
+        assert {sample.labels["client_id"] for sample in families["kafka_marshal_ready"].samples} == {"a", "b"}
+
+
+def test_registering_twice_is_refused(marshal: Marshal) -> None:
+    registry = CollectorRegistry()
+    registry.register(MarshalCollector(marshal))
+    with pytest.raises(ValueError, match="Duplicated"):
+        registry.register(MarshalCollector(marshal))
+
+
+# -- OpenTelemetry: instruments that observe the same figures, and spans that continue a message's trace ----------
+
+
+TRACE = 0x4BF92F3577B34DA6A3CE929D0E0E4736
+PRODUCER = 0x00F067AA0BA902B7
+TRACEPARENT = f"00-{TRACE:032x}-{PRODUCER:016x}-01".encode()
+
+
+def collected(reader: InMemoryMetricReader) -> dict[str, Metric]:
+    data = reader.get_metrics_data()
+    assert data is not None
+    return {each.name: each for r in data.resource_metrics for s in r.scope_metrics for each in s.metrics}
+
+
+def test_instruments_observe_what_metrics_says(marshal: Marshal) -> None:
+    reader = InMemoryMetricReader()
+    instrument(marshal, MeterProvider([reader]))
+    with marshal.consumer([TOPIC]) as consumer:
+        wait_until(lambda: sum(one.lag is not None for one in marshal.metrics().partitions) == PARTITIONS)
+        assert consumer.poll(10) is not None
+        found, now = collected(reader), marshal.metrics()
+    lags = {point.attributes["partition"]: point.value for point in found["kafka.consumer_group.lag"].data.data_points}  # type: ignore[union-attr,index]
+    assert lags == {str(one.partition): one.lag for one in now.partitions}
+    assert found["kafka_marshal.leases"].data.data_points[0].value == PARTITIONS  # type: ignore[union-attr]
+    consumed = found["messaging.client.consumed.messages"]
+    assert consumed.unit == "{message}"
+    assert consumed.data.is_monotonic  # type: ignore[union-attr]
+    assert dict(consumed.data.data_points[0].attributes or {}) == {
+        "messaging.system": "kafka",
+        "messaging.operation.name": "poll",
+        "messaging.consumer.group.name": GROUP,
+        "messaging.client.id": "a",
+        "messaging.destination.name": TOPIC,
+        "messaging.destination.partition.id": "0",
+    }
+    assert found["kafka_marshal.claim_duration.count"].data.data_points[0].value == PARTITIONS  # type: ignore[union-attr]
+    known = {each.name for each in CATALOGUE} | {
+        f"{each.name}.{part}" for each in CATALOGUE if each.kind == "histogram" for part in ("sum", "count")
+    }
+    assert found.keys() <= known
+
+
+class Traced:
+    """The spans of a run with trace_hooks."""
+
+    def __init__(self, **options: Any) -> None:
+        self.exporter, self.reader = InMemorySpanExporter(), InMemoryMetricReader()
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.hooks = trace_hooks(provider, MeterProvider([self.reader], shutdown_on_exit=False), **options)
+        #: The spans that were current in handlers, by the message's value.
+        self.current: dict[str, trace.SpanContext] = {}
+
+    def note(self, message: Message) -> None:
+        name = (message.value() or b"").decode()
+        self.current.setdefault(name, trace.get_current_span().get_span_context())
+        if name == "bad":
+            raise ValueError("no good")
+
+    def run(self, handle: Callable[[Message], Any], spans: int) -> dict[str, list[ReadableSpan]]:
+        """By the message's offset."""
+        cluster = memory_cluster(1, 0)
+        cluster.broker.create_topic("dead", 1)
+        headers = {"traced": [("traceparent", TRACEPARENT)], "plain": [], "bad": [("TraceParent", TRACEPARENT)]}
+        for name, carried in headers.items():
+            cluster.broker.produce(TOPIC, 0, name.encode(), headers=carried)
+        marshal = member(cluster)
+        with marshal, marshal.consumer([TOPIC]) as consumer:
+            retry = Retry(attempts=2, backoff=(0.01, 0.01))
+            running = threading.Thread(
+                target=lambda: consumer.run(handle, concurrency=2, retry=retry, dead_letters="dead", hooks=[self.hooks])
+            )
+            running.start()
+            wait_until(lambda: len(self.exporter.get_finished_spans()) == spans)
+            marshal.stop()
+            running.join(20)
+        found: dict[str, list[ReadableSpan]] = {}
+        for span in self.exporter.get_finished_spans():
+            offset = int((span.attributes or {})["messaging.kafka.offset"])  # type: ignore[arg-type]
+            found.setdefault(list(headers)[offset], []).append(span)
+        return found
+
+
+@pytest.mark.parametrize("kind", ["threads", "coroutines"])
+def test_the_trace_of_a_message_continues_in_its_handler(kind: str) -> None:
+    traced = Traced()
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(0.01)
+        traced.note(message)
+
+    found = traced.run(handle if kind == "coroutines" else traced.note, 4)
+    (one,) = found["traced"]
+    assert one.name == f"process {TOPIC}"
+    assert one.kind is SpanKind.CONSUMER
+    assert one.context is not None
+    assert one.parent is not None
+    assert (one.context.trace_id, one.parent.span_id) == (TRACE, PRODUCER)
+    assert [(link.context.trace_id, link.context.span_id) for link in one.links] == [(TRACE, PRODUCER)]
+    assert traced.current["traced"].span_id == one.context.span_id, "it is current in the handler"
+    attributes = dict(one.attributes or {})
+    assert attributes["messaging.operation.type"] == "process"
+    assert attributes["messaging.consumer.group.name"] == GROUP
+    assert attributes["messaging.destination.name"] == TOPIC
+    (plain,) = found["plain"]
+    assert plain.parent is None
+    assert plain.context is not None
+    assert plain.context.trace_id != TRACE, "the context of the message before is gone"
+    assert plain.links == ()
+    first, second = found["bad"]
+    for span in (first, second):
+        assert span.status.status_code is StatusCode.ERROR
+        assert (span.attributes or {})["error.type"] == "ValueError"
+        assert [event.name for event in span.events] == ["exception"]
+    assert [(span.attributes or {})["kafka_marshal.attempt"] for span in (first, second)] == [1, 2]
+    data = collected(traced.reader)["messaging.process.duration"].data
+    assert isinstance(data, HistogramData)
+    points = data.data_points
+    by_error = {(point.attributes or {}).get("error.type"): point for point in points}
+    assert {name: point.count for name, point in by_error.items()} == {None: 2, "ValueError": 2}
+    assert tuple(by_error[None].explicit_bounds) == BUCKETS_S
+
+
+def test_a_separate_trace_that_is_only_linked() -> None:
+    traced = Traced(parent=False)
+    (one,) = traced.run(traced.note, 4)["traced"]
+    assert one.parent is None
+    assert [link.context.trace_id for link in one.links] == [TRACE]

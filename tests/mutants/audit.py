@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Mutation
 
-__all__ = ["AUDIT"]
-
 _ENDS = "self._end(watched, gone, EXPIRED)"
 _FOLLOWS = "if mine is not None and state is not None and len(state) == len(shares):"
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Mutation
 
-__all__ = ["CALLBACKS"]
-
-
 CALLBACKS: tuple[Mutation, ...] = (
     Mutation(
         "nobody is told of a revocation", "revoke", "self._consumer.call(Callback.REVOKE, assignment)", "pass", "C17"

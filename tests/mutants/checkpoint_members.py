@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Mutation
 
-__all__ = ["CHECKPOINT_MEMBERS"]
-
 _STOPPED = "return one.leaves or self._is_hold or cut.is_revoked or cut.is_outgrown"
 _STATES = "attempt.states = {piece.key: self._shown.states(piece) for piece in pieces}"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Mutation
 
-__all__ = ["CHECKPOINTS"]
-
 _TAKES_NONE = "if group is None or after != (0 if checkpoints is None else checkpoints.newest):"
 _CLOSES = "if not checkpoints.barrier.is_over(log_time) and checkpoints.owners.isdisjoint(gone | leaving):"
 _BURIES = "buries = len(late) == len(group.members) and not checkpoints.owners.isdisjoint(late)"

@@ -15,8 +15,6 @@ from random import Random
 
 from tests.mutants.mutation import Mutation, StaleMutationError, mutated
 
-__all__ = ["draw"]
-
 #: Folders of the lines.
 FOLDERS = ("rationalizer", "marshal/kafka_marshal/engine")
 #: It writes tables of docs/protocol and contains no rule.

@@ -21,8 +21,6 @@ from rationalizer.wire.records import (
 from tests.mutants.oracle import difference, state_difference
 from tests.rationalizer.oracle import OracleWorld
 
-__all__ = ["edges"]
-
 Log = list[tuple[int, int, bytes]]
 
 WHO = ("1", "a", "g")

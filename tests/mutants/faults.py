@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Mutation
 
-__all__ = ["FAULTS"]
-
-
 _ONE_LINE = "  # fmt: skip  # noqa: E702 - one line: nothing may come in between"
 _POLL = f"out[0] = 1; return message{_ONE_LINE}"
 _CONSUME = f"out[0] = ALL; return ours{_ONE_LINE}"

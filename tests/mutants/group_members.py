@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Mutation
 
-__all__ = ["GROUP_MEMBERS"]
-
 _VALID = "self.valid_until = proof.sent_at + self._session_ms - proof_margin_ms(self._session_ms)"
 
 GROUP_MEMBERS: tuple[Mutation, ...] = (

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Mutation
 
-__all__ = ["GROUPS"]
-
-
 _SENDER = "if member is None or member.member_id != member_id or member.instance_id != instance_id:"
 _REPLACED = "if sender is not None and sender.instance_id != instance_id and sender.joined >= seen:"
 _COMMIT_REFUSED = "if since > self._generation or (action == LET_GO and revoked > self._generation):"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from kafka_marshal.testing.simulation import Client, Fault, Scenario
 from kafka_marshal.types import Strategy
 
-__all__ = ["LANE_STORIES"]
-
 HI = 300
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Mutation
 
-__all__ = ["LANES"]
-
 _DONE_WHEN_BEGUN = 'current.set(attempt); self.consumer._say(cast("Message", message))'
 _OPEN = "return now < until and offset <= self.up_to and offset not in self.unlogged"
 _DUE = "while self._retries and (self._retries[0][0] <= now or self._retries[0][2].message is None):"

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Mutation
 
-__all__ = ["MEMBERS"]
-
-
 _VALID = "lease.valid_until = sent_at + 2 * lease.heartbeat_interval_ms - proof_margin_ms(lease.heartbeat_interval_ms)"
 
 MEMBERS: tuple[Mutation, ...] = (

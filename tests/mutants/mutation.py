@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 from threading import Lock
 
-__all__ = ["ROOT", "Mutation", "StaleMutationError", "apply", "mutated"]
-
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("rationalizer", "marshal/kafka_marshal")
 CORE = ("rationalizer/", "marshal/kafka_marshal/engine/")

@@ -7,8 +7,6 @@ from rationalizer import Outcome, World
 from tests.rationalizer.oracle import OracleWorld
 from tests.rationalizer.oracle.compare import OUTCOME_FIELDS, outcome_fields
 
-__all__ = ["OracleJudge", "difference", "state_difference"]
-
 #: The whole state is compared once per this many records of a CP; otherwise outcomes and the digest's length.
 WHOLE_EVERY = 20
 

@@ -8,8 +8,6 @@ from rationalizer import Progress, codes
 from tests.rationalizer.oracle.progress import SetProgress, merged
 from tests.rationalizer.progress_steps import CEILING, EDGES, SAMPLES, same_progress, take
 
-__all__ = ["progress_differs"]
-
 STEPS = 30
 COMMITS = 12
 

@@ -54,8 +54,6 @@ from tests.rationalizer.small_limits import small_limits
 from tests.rationalizer.strategies import by_seed, write_log, write_log_of_ranges, write_odd_log
 from tests.sinks.conftest import running_postgres
 
-__all__ = ["Sizes", "Unit", "units"]
-
 #: Records in a row that the exhaustive search tries, of claims and of coordinated groups.
 DEPTH, GROUP_DEPTH = 4, 3
 

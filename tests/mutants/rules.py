@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Mutation
 
-__all__ = ["RULES"]
-
-
 _HOLDER = "if lease is None or not lease.is_held_by(instance_id, client_id, epoch):"
 
 RULES: tuple[Mutation, ...] = (

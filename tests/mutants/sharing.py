@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Mutation
 
-__all__ = ["SHARING"]
-
 _REACHES = "return hole.owner == self.owner if hole.owner != NO_OWNER else self.has_key(hole.key_hash)"
 _MAKES = "return self.makes and (self.makes_unkeyed if key_hash == NO_KEY else self.has_key(key_hash))"
 _LIMIT = "if growth > 0 and len(holes) + growth > MAX_HOLES:"

@@ -18,8 +18,6 @@ import kafka_marshal
 import rationalizer
 from tests.mutants.proofs import Sizes, Unit, units
 
-__all__ = ["main"]
-
 
 def _chosen(options: argparse.Namespace) -> list[Unit]:
     """In order; what ``--first`` names comes first, whatever part it belongs to."""

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Mutation
 
-__all__ = ["SHORT_CUT"]
-
-
 SHORT_CUT: tuple[Mutation, ...] = (
     Mutation(
         "log time is taken back, on the short cut only",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Mutation
 
-__all__ = ["SINKS"]
-
 _CUT = "cut += [(first, lo - 1, before), (max(first, lo), min(last, hi), epoch), (hi + 1, last, before)]"
 _INSERTED = "inserted, found = self._run_all("
 #: What is stored is read before the insert, and again in vain.

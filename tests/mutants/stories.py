@@ -7,8 +7,6 @@ from dataclasses import replace
 from kafka_marshal import Delivery
 from kafka_marshal.testing.simulation import Client, Fault, Scenario
 
-__all__ = ["MORE_STORIES", "STORIES"]
-
 HI = 300
 #: Enough messages that there are always some in flight or requested.
 MESSAGES = 60.0

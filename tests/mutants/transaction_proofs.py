@@ -15,8 +15,6 @@ from tests.scripts.members import Members
 from tests.scripts.replica import Replica
 from tests.scripts.runner import SCRIPTS, played
 
-__all__ = ["CHECKPOINT_SCRIPTS", "SHARING_SCRIPTS", "TRANSACTION_SCRIPTS", "reads_uncommitted", "script_differs"]
-
 #: Those of rules M.
 TRANSACTION_SCRIPTS = [x for x in SCRIPTS["engine"] if x.name.startswith("m")] + SCRIPTS["transactions"]
 

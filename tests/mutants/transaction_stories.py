@@ -6,8 +6,6 @@ from random import Random
 
 from kafka_marshal.testing.simulation import Client, Fault, Scenario
 
-__all__ = ["TRANSACTION_STORIES", "struck_while_taking_over"]
-
 HI = 300
 
 

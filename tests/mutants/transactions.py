@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Mutation
 
-__all__ = ["TRANSACTIONS"]
-
 _LARGER = "self._finish(assignment, position if offset is None else max(position, offset), now)"
 _COMMIT = "transactions.commit(run, outputs, lambda: self._turn() is True)"
 _TOLD = "with self._consumer._driver.locked(): self._consumer._take(self._consumer._engine.delivery.done_run, run)"

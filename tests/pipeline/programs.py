@@ -12,8 +12,6 @@ from pathlib import Path
 
 from tests.client.conftest import Scene
 
-__all__ = ["Places", "kill_groups"]
-
 
 class Places:
     """The process that wrote each message; a message written twice is counted twice."""

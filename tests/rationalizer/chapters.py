@@ -4,7 +4,5 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["CHAPTERS", "PROTOCOL"]
-
 CHAPTERS = sorted((Path(__file__).parents[2] / "docs" / "protocol").glob("*.md"))
 PROTOCOL = "\n".join(chapter.read_text(encoding="utf-8") for chapter in CHAPTERS)

@@ -20,18 +20,6 @@ from rationalizer.dump import (
 from tests.rationalizer.oracle.dump import first_bad_line, replay
 from tests.rationalizer.strategies import Choose, by_seed, record, write_log
 
-__all__ = [
-    "ODD_JSON",
-    "damaged",
-    "dump_differs",
-    "in_bytes",
-    "places",
-    "replay_differs",
-    "some_dump",
-    "verdict_differs",
-    "written_differs",
-]
-
 ODD_JSON: tuple[Any, ...] = (None, True, False, 0, 1, 2, 3, -1, 1.0, 1.5, "1", "", [], {}, [1])
 ODD_JSON += ("AA==", "AA=", "A", "AAAA=", "AAA=*", "*AAA=", "A AA=", "AA==AA==", "AA==\n", "-_8=", "é", "\x00")
 

@@ -19,8 +19,6 @@ from tests.rationalizer.oracle.layout import a_partition, fits, int_between
 from tests.rationalizer.oracle.progress import LARGEST_HASH
 from tests.rationalizer.oracle.spelling import EVERYTHING_ODD, Raw, spell
 
-__all__ = ["parts_differ"]
-
 #: Records of one snapshots topic.
 LENGTH = 40
 #: Of snapshots that miss a part, this number of the youngest are remembered.

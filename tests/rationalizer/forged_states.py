@@ -15,8 +15,6 @@ from tests.rationalizer.oracle.spelling import EVERYTHING_ODD, Raw, paths, repla
 from tests.rationalizer.sharers import write_sharing_log
 from tests.rationalizer.strategies import LARGEST, by_seed, write_log
 
-__all__ = ["restore_differs"]
-
 #: Length of the log whose state is forged, of claims and of groups.
 LENGTH, GROUP_LENGTH = 40, 80
 #: One log in this number is of coordinated groups.

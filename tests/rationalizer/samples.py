@@ -15,8 +15,6 @@ from rationalizer.wire import wellformed as ok
 from rationalizer.wire.records import KINDS, Belongs
 from rationalizer.wire.wellformed import Rule
 
-__all__ = ["OTHERS", "fields_of", "other_records"]
-
 #: By what a field has to be. A new kind of field needs its values here.
 SAMPLES: dict[Rule, Sequence[Any]] = {
     ok.ID: ("a", "é", "x" * 255),

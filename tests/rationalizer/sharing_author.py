@@ -31,8 +31,6 @@ from rationalizer.plane import Entry
 from rationalizer.wire.records import Done, Opened, Parked
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
-__all__ = ["WHO", "sharing_log"]
-
 WHO = (("1", "a"), ("2", "a"), ("1", "b"), ("1", "c"), ("1", "admin"))
 CLAIMED, COORDINATED = "g", "h"
 #: Offsets of messages, and keys: few, so that records meet.

@@ -7,8 +7,6 @@ from types import ModuleType
 
 import pytest
 
-__all__ = ["small_limits"]
-
 #: By the names in the product, and in the oracle.
 LIMITS: dict[str, tuple[tuple[str, ...], int]] = {
     "MAX_PINNED": (("MOST_PINNED",), 2),

@@ -127,15 +127,15 @@ def test_every_clarification_has_a_test() -> None:
     here = Path(__file__).parent
     files = [
         here / "test_clarifications.py",
-        here / "test_snapshot_log.py",
+        here / "test_snapshot.py",
         *sorted((ROOT / "tests/snapshots").glob("*.py")),
         ROOT / "tests/engine/test_at_most_once.py",
         ROOT / "tests/engine/test_positions.py",
         ROOT / "tests/engine/test_topic_mark.py",
-        ROOT / "tests/client/test_topic_watch.py",
+        ROOT / "tests/client/test_topic_lookup.py",
         ROOT / "tests/client/test_ends.py",
         ROOT / "tests/faults/test_threads.py",
-        ROOT / "tests/contract/test_addresses.py",
+        ROOT / "tests/contract/test_reach.py",
         *sorted((ROOT / "tests/shapes").glob("*.py")),
     ]
     tests = "".join(file.read_text(encoding="utf-8") for file in files)

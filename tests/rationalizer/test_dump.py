@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from msgpack import packb
 
-from rationalizer import BeatEntry, ClaimingPartition, Heartbeat, HeartbeatBatch, Record, Tick, Upgrade, encode
+from rationalizer import Record, Tick, Upgrade, encode
 from rationalizer.dump import (
     DumpError,
     DumpHeader,
+    DumpLines,
     DumpReader,
     DumpRecord,
     Replay,
@@ -23,6 +25,9 @@ from rationalizer.dump import (
     json_of_state,
     record_line,
 )
+from rationalizer.limits import SNAPSHOT_INTERVAL
+from rationalizer.log_hash import MAX_AT_ONCE, Entry, HashChecks, LogHash, RunningHash, decode_hash, encode_hash
+from rationalizer.snapshot_log import MalformedPartError, SnapshotParts, decode_part
 
 EXAMPLES = Path(__file__).parent / "examples"
 NAMES = sorted(path.name.removesuffix(".dump.jsonl") for path in EXAMPLES.glob("*.dump.jsonl"))
@@ -79,34 +84,9 @@ def test_d1_writing_what_was_read_gives_the_same_bytes(name: str) -> None:
 # -- D1 --------------------------------------------------------------------------------------------------------
 
 
-def test_d1_values_may_be_null_and_timestamps_minus_one() -> None:
-    outcomes = list(replay(line(0, 0, None), line(0, 1, Tick(*A1), timestamp=-1)).outcomes())
-    assert [(outcome["code"], outcome["log_time"]) for outcome in outcomes] == [("MALFORMED", 1000), ("OK", 1000)]
-
-
-def test_d1_cps_may_be_interleaved_and_offsets_have_gaps() -> None:
-    lines = [line(1, 5, Tick(*A1)), line(0, 7, Tick(*A1)), line(1, 6, Tick(*A1)), line(0, 100, Tick(*A1))]
-    assert [(outcome["partition"], outcome["offset"]) for outcome in replay(*lines).outcomes()] == [
-        (1, 5),
-        (0, 7),
-        (1, 6),
-        (0, 100),
-    ]
-
-
 def test_d1_extra_keys_are_ignored_and_equal_keys_count_last() -> None:
     text = b'{"x": [1.5, {"y": null}], "partition": 1, "offset": 0, "timestamp": 5, "value": null, "partition": 0}\n'
     assert [record.partition for record in DumpReader(io.BytesIO(HEADER + text))] == [0]
-
-
-def test_d1_empty_lines_are_skipped_and_counted() -> None:
-    good = line(0, 0, Tick(*A1))
-    lines = [b"\n", HEADER, b"\n", b"\r\n", b" \t\n", good, b"\n", good]
-    reader = iter(DumpReader(io.BytesIO(b"".join(lines))))
-    assert next(reader).offset == 0
-    with pytest.raises(DumpError) as caught:
-        next(reader)
-    assert caught.value.line_number == 8
 
 
 def test_d1_a_last_line_without_its_end_counts() -> None:
@@ -131,33 +111,6 @@ def test_d1_an_empty_dump_is_bad_in_line_1(text: bytes) -> None:
     with pytest.raises(DumpError, match="line 1: the dump is empty") as caught:
         Replay(io.BytesIO(text))
     assert caught.value.line_number == 1
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        "{}",
-        "[]",
-        "7",
-        "null",
-        '{"topic": "t", "partitions": 2}',
-        '{"topic": "t", "partitions": 2, "format": 2}',
-        '{"topic": "t", "partitions": 2, "format": true}',
-        '{"topic": "t", "partitions": 2, "format": 1.0}',
-        '{"topic": "t", "partitions": 2, "format": "1"}',
-        '{"topic": "t", "partitions": 0, "format": 1}',
-        '{"topic": "t", "partitions": true, "format": 1}',
-        '{"topic": "t", "partitions": 2.0, "format": 1}',
-        '{"topic": "t", "partitions": 2147483648, "format": 1}',
-        '{"topic": 7, "partitions": 2, "format": 1}',
-        '{"partitions": 2, "format": 1}',
-        '{"partition": 0, "offset": 0, "timestamp": 1, "value": null}',
-        '\ufeff{"topic": "t", "partitions": 2, "format": 1}',
-    ],
-)
-def test_d1_another_header_is_bad_in_line_1(header: str) -> None:
-    with pytest.raises(DumpError, match=r"^line 1: "):
-        Replay(io.BytesIO(header.encode() + b"\n"))
 
 
 def _but(**changes: Any) -> bytes:
@@ -226,90 +179,10 @@ def test_d1_the_ends_of_the_numbers_are_good() -> None:
     assert [record.value for record in DumpReader(io.BytesIO(HEADER + b"".join(lines)))] == [b"", None]
 
 
-def test_d1_values_come_back_as_they_were() -> None:
-    for value in (b"", b"a", b"ab", b"abc", bytes(range(256))):
-        text = record_line(DumpRecord(0, 0, 1, value))
-        assert json.loads(text)["value"] == base64.b64encode(value).decode()
-        assert [record.value for record in DumpReader(io.BytesIO(HEADER + text.encode()))] == [value]
-
-
 # -- D2 --------------------------------------------------------------------------------------------------------
 
 
-def test_d2_keys_come_in_this_order_and_entries_only_for_batches() -> None:
-    batch = HeartbeatBatch(*A1, (BeatEntry("t", 0, 0, 1),))
-    lines = [line(0, 0, Tick(*A1)), line(0, 1, batch), line(1, 0, batch)]
-    here, batch_here, batch_there = (list(outcome) for outcome in replay(*lines).outcomes())
-    keys = ["partition", "offset", "log_time", "type", "accepted", "code", "epoch"]
-    assert here == keys
-    assert sorted([batch_here, batch_there], key=len) == [keys, [*keys, "entries"]]
-
-
-def test_d2_type_is_null_up_to_the_check_for_a_known_type() -> None:
-    from msgpack import packb
-
-    values = [b"\xc1", packb([2, 32, "1", "a", "g"]), packb([1, 99, "1", "a", "g"]), packb([1, 32, "1", "a", "g", 1])]
-    outcomes = replay(*(line(0, offset, value) for offset, value in enumerate(values))).outcomes()
-    assert [(outcome["code"], outcome["type"]) for outcome in outcomes] == [
-        ("MALFORMED", None),
-        ("UNSUPPORTED_VERSION", None),
-        ("UNKNOWN_TYPE", None),
-        ("MALFORMED", "Tick"),
-    ]
-
-
 # -- D3, D4 ----------------------------------------------------------------------------------------------------
-
-
-def test_d3_all_cps_of_the_header_are_listed() -> None:
-    state = replay(line(1, 4, Tick(*A1))).state()
-    partitions = state["partitions"]
-    assert isinstance(partitions, list)
-    assert [(p["partition"], p["next_offset"], p["log_time"], p["level"]) for p in partitions] == [
-        (0, 0, 0, 1),
-        (1, 5, 1000, 1),
-    ]
-    assert (state["leases"], state["pauses"], state["groups"]) == ([], [], [])
-
-
-def test_d3_a_rejected_record_creates_no_lease_and_a_batch_counts_once() -> None:
-    header = HEADER.replace(b"2", b"1")
-    batch = HeartbeatBatch(*A1, (BeatEntry("t", 0, 0, 1), BeatEntry("t", 1, 0, 1)))
-    state = Replay(io.BytesIO(header + line(0, 0, batch) + line(0, 1, Heartbeat(*A1, "t", 0, 5, 1)))).state()
-    assert state["leases"] == []
-    assert state["partitions"][0]["rejected"] == {"PARTIAL": 1, "NOT_HELD": 1}  # type: ignore[index]
-
-
-def test_d3_large_dumps_are_replayed_in_chunks() -> None:
-    header = HEADER.replace(b"2", b"1")
-    lines = [line(0, 0, ClaimingPartition(*A1, "t", 0, 1000))]
-    lines += [line(0, offset, Heartbeat(*A1, "t", 0, 0, offset)) for offset in range(1, 9001)]
-    state = Replay(io.BytesIO(header + b"".join(lines))).state()
-    assert state["partitions"][0]["next_offset"] == 9001  # type: ignore[index]
-    assert state["leases"][0]["stable"] == 9000  # type: ignore[index]
-
-
-@pytest.mark.parametrize("state", [False, True])
-def test_d4_until_leaves_out_what_lies_above_and_reads_other_cps_to_the_end(state: bool) -> None:
-    lines = [line(partition, offset, Tick(*A1)) for offset in range(5) for partition in (0, 1)]
-    run = replay(*lines, until={0: 2})
-    if state:
-        assert [p["next_offset"] for p in run.state()["partitions"]] == [3, 5]  # type: ignore[attr-defined]
-    else:
-        seen = [(outcome["partition"], outcome["offset"]) for outcome in run.outcomes()]
-        assert seen == [(p, o) for o in range(5) for p in (0, 1) if p == 1 or o <= 2]
-
-
-def test_d4_until_may_lie_between_offsets_before_all_and_beyond_all() -> None:
-    lines = [line(0, 3, Tick(*A1)), line(0, 9, Tick(*A1)), line(1, 9, Tick(*A1))]
-    assert len(list(replay(*lines, until={0: 8, 1: 10**9}).outcomes())) == 2
-    assert len(list(replay(*lines, until={0: 0, 1: 0}).outcomes())) == 0
-
-
-def test_d4_what_until_leaves_out_is_checked_all_the_same() -> None:
-    lines = [line(0, 0, Tick(*A1)), line(0, 5, Tick(*A1)), line(0, 5, Tick(*A1))]
-    with pytest.raises(DumpError, match="line 4"):
-        list(replay(*lines, until={0: 0}).outcomes())
 
 
 @pytest.mark.parametrize("partition", [2, -1])
@@ -318,31 +191,196 @@ def test_d4_until_of_no_cp_is_the_callers_mistake(partition: int) -> None:
         replay(until={partition: 5})
 
 
-@pytest.mark.parametrize("state", [False, True])
-def test_d4_a_cp_that_stopped_at_an_upgrade_has_no_lines_from_there(state: bool) -> None:
-    lines = [line(0, 0, Tick(*A1)), line(0, 1, Upgrade(*A1, 103)), line(1, 0, Tick(*A1)), line(0, 2, Tick(*A1), 5000)]
-    lines += [line(1, 1, Upgrade(*A1, 1)), line(0, 3, Upgrade(*A1, 109))]
-    run = replay(*lines)
-    if not state:
-        seen = [(outcome["partition"], outcome["offset"]) for outcome in run.outcomes()]
-        assert seen == [(0, 0), (1, 0), (1, 1)]
-    partitions = run.state()["partitions"]
-    assert isinstance(partitions, list)
-    assert [(p["next_offset"], p["log_time"], p["rejected"]) for p in partitions] == [(1, 1000, {}), (2, 1000, {})]
-    assert run.required_levels == {0: 103}
-
-
 def test_d4_each_stopped_cp_names_its_level() -> None:
     run = replay(line(1, 0, Upgrade(*A1, 103)), line(0, 0, Upgrade(*A1, 105)))
     assert list(run.outcomes()) == []
     assert run.required_levels == {0: 105, 1: 103}
 
 
-def test_d1_an_error_after_a_stop_still_counts() -> None:
-    with pytest.raises(DumpError, match="line 3"):
-        list(replay(line(0, 0, Upgrade(*A1, 103)), b"{}\n").outcomes())
-
-
 def test_the_header_is_written_as_it_is_read() -> None:
     header = DumpHeader("coordination-é", 3)
     assert DumpReader([header_line(header).encode()]).header == header
+
+
+# -- Hashes of the log (S4), and of the records of a dump (D5) ----------------------------------------------------
+
+
+LOG: list[Entry] = [(0, 1_700_000_000_000, b"marker"), (1, -1, None), (4, 1_700_000_000_001, b"")]
+
+
+def hash_of(entries: list[Entry], since: int = 0) -> str:
+    running = RunningHash(since)
+    running.take(entries)
+    return running.digest()
+
+
+def long_log(records: int) -> list[Entry]:
+    rng, offset, found = Random(4), 0, []
+    for _ in range(records):
+        found.append((offset, rng.choice([-1, 5, 2**62]), rng.choice([None, b"", rng.randbytes(rng.randrange(400))])))
+        offset += rng.choice([1, 1, 1, 1, 7])
+    return found
+
+
+def test_s4_the_hash_byte_for_byte() -> None:
+    """In a separate line, so that another implementation can be compared with it."""
+    assert hash_of(LOG) == "589a8ceb62914d088b095136c4be96ac"
+    assert hash_of([]) == "99aa06d3014798d86001c324468d497f"
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 999, 65_535, 65_536, 70_000])
+def test_s4_the_hash_is_the_same_however_records_come(size: int) -> None:
+    log = [(offset, offset, None) for offset in range(70_000)] if size > 60_000 else long_log(2_000)
+    running = RunningHash(0)
+    for at in range(0, len(log), size):
+        running.take(log[at : at + size])
+    one_by_one = RunningHash(0)
+    for entry in log:
+        one_by_one.take([entry])
+    assert running.digest() == one_by_one.digest()
+
+
+def test_s4_its_record_and_what_is_none() -> None:
+    stored = LogHash(3, 10_000, 20_000, "0123456789abcdef" * 2)
+    value = encode_hash(stored)
+    assert value == packb([2, 3, 10_000, 20_000, "0123456789abcdef" * 2])
+    assert decode_hash(value) == stored
+    largest = LogHash(2**31 - 1, 2**63 - 1, 2**63, "f" * 32)
+    assert decode_hash(encode_hash(largest)) == largest
+    bad: list[object] = [
+        [1, 3, 0, 5, "0" * 32],
+        [2, 3, 5, 5, "0" * 32],
+        [2, 3, -1, 5, "0" * 32],
+        [2, True, 0, 5, "0" * 32],
+        [2, 3, 0, 5, "0" * 31],
+        [2, 3, 0, 5, "G" * 32],
+        [2, 3, 0, 5, b"0" * 32],
+        [2, 3, 0, 5],
+        [2, 3, 0, 5, "0" * 32, 1],
+        [2, 3, 0, 2**63 + 1, "0" * 32],
+        {2: 3},
+    ]
+    assert [decode_hash(packb(each)) for each in bad] == [None] * len(bad)
+    odd = (None, b"", value[:-1], value + b"\xc0", b"\x95\x02" + b"\xff" * 40)
+    assert {decode_hash(each) for each in odd} == {None}
+
+
+def test_q27_an_earlier_release_takes_its_record_for_no_part_of_a_snapshot() -> None:
+    value = encode_hash(LogHash(0, 0, 10_000, "0" * 32))
+    with pytest.raises(MalformedPartError):
+        decode_part(value)
+    parts = SnapshotParts(0)
+    assert parts.add(value) is None
+    assert (list(parts.hashes), parts.junk) == ([LogHash(0, 0, 10_000, "0" * 32)], 0)
+    assert parts.add(encode_hash(LogHash(1, 0, 10_000, "0" * 32))) is None
+    assert (len(parts.hashes), parts.junk) == (1, 1)
+
+
+# -- comparing ---------------------------------------------------------------------------------------------------------
+
+
+def stored_hashes(log: list[Entry], bounds: list[int]) -> list[LogHash]:
+    return [
+        LogHash(0, since, end, hash_of([entry for entry in log if since <= entry[0] < end]))
+        for since, end in zip([0, *bounds], bounds, strict=False)
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 5_000])
+def test_s4_ranges_are_compared_however_records_come(size: int) -> None:
+    log = long_log(1_000)
+    end = log[-1][0] + 1
+    stored = stored_hashes(log, [*range(90, end, 90), end])
+    lie = LogHash(0, 90, 180, "0" * 32)
+    checks = HashChecks([*stored, lie, LogHash(0, 0, end, hash_of(log)), LogHash(0, 0, end + 1, "0" * 32)])
+    for at in range(0, len(log), size):
+        checks.take(log[at : at + size])
+    checks.ended(end)
+    assert sorted(checks.held, key=lambda each: (each.next_offset, each.since)) == sorted(
+        [*stored, LogHash(0, 0, end, hash_of(log))], key=lambda each: (each.next_offset, each.since)
+    )
+    assert checks.wrong == [(lie, stored[1].digest)]
+
+
+def test_s4_ranges_of_offsets_without_records() -> None:
+    nothing = hash_of([])
+    log: list[Entry] = [(0, 0, b"x"), (100, 0, b"y")]
+    stored = [LogHash(0, 10, 20, nothing), LogHash(0, 20, 100, nothing), LogHash(0, 30, 40, "0" * 32)]
+    checks = HashChecks([*stored, LogHash(0, 101, 110, nothing)])
+    checks.take(log)
+    checks.ended(101)
+    assert checks.held == stored[:2]
+    assert checks.wrong == [(stored[2], nothing)]
+
+
+def test_s4_what_begins_before_the_log_does_is_left_out() -> None:
+    checks = HashChecks([LogHash(0, 0, 20, "0" * 32), LogHash(0, 10, 20, "0" * 32)], 10)
+    checks.take([(offset, 0, None) for offset in range(10, 30)])
+    assert [stored.since for stored, _ in checks.wrong] == [10]
+
+
+def test_s4_forged_ranges_that_overlap_do_not_multiply_the_work() -> None:
+    checks = HashChecks([LogHash(0, 0, end, "0" * 32) for end in range(1_000, 2_000)])
+    checks.take([(offset, 0, None) for offset in range(2_000)])
+    assert len(checks.wrong) == MAX_AT_ONCE
+
+
+# -- dumps -------------------------------------------------------------------------------------------------------------
+
+
+def dump_of(log: list[Entry]) -> list[bytes]:
+    lines = DumpLines(0)
+    header = header_line(DumpHeader("__marshal", 1, ((0, log[-1][0] + 1),)))
+    return [line.encode() for line in (header, *lines.take(log), *lines.end())]
+
+
+def changed(lines: list[bytes]) -> list[tuple[int, int]]:
+    found: list[LogHash] = []
+    list(DumpReader(lines).checked(found))
+    return [(each.since, each.next_offset) for each in found]
+
+
+def test_d5_a_hash_every_interval_and_at_the_end() -> None:
+    log: list[Entry] = [(offset, 0, b"x") for offset in range(2 * SNAPSHOT_INTERVAL + 5)]
+    lines = dump_of(log)
+    hashed = [json.loads(line)["offset"] for line in lines if b'"hash"' in line]
+    assert hashed == [SNAPSHOT_INTERVAL - 1, 2 * SNAPSHOT_INTERVAL - 1, 2 * SNAPSHOT_INTERVAL + 4]
+    assert changed(lines) == []
+    del lines[SNAPSHOT_INTERVAL + 5]
+    assert changed(lines) == [(SNAPSHOT_INTERVAL, 2 * SNAPSHOT_INTERVAL)]
+
+
+def test_d5_a_dump_without_hashes_is_read_as_ever_and_an_earlier_reader_passes_them_over() -> None:
+    header, *records = dump_of(LOG)
+    plain = [header_line(DumpHeader("__marshal", 1)), *(record_line(DumpRecord(0, *entry)) for entry in LOG)]
+    assert plain[0] == '{"topic": "__marshal", "partitions": 1, "format": 1}'
+    assert changed([line.encode() for line in plain]) == []
+    assert list(DumpReader([header, *records])) == list(DumpReader([line.encode() for line in plain]))
+    assert DumpReader([header]).header.bounds == ((0, 5),)
+
+
+def test_d5_a_replay_knows_what_was_changed() -> None:
+    lines = dump_of(LOG)
+    replay = Replay(io.BytesIO(b"\n".join(lines).replace(b'"timestamp": -1', b'"timestamp": 3')))
+    replay.state()
+    assert [(each.since, each.next_offset) for each in replay.changed] == [(0, 5)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"partition": 0, "offset": 0, "timestamp": 0, "value": null, "hash": "00"}',
+        b'{"partition": 0, "offset": 0, "timestamp": 0, "value": null, "hash": null}',
+    ],
+)
+def test_d5_a_hash_that_is_invalid_is_a_bad_line(line: bytes) -> None:
+    header = header_line(DumpHeader("__marshal", 1)).encode()
+    with pytest.raises(DumpError, match="line 2"):
+        list(DumpReader([header, line]))
+
+
+@pytest.mark.parametrize("bounds", ["1", "[]", "[[0, 1], [0, 1]]", "[[0]]", '[[0, "1"]]', "[[0, true]]", "null"])
+def test_d5_bounds_that_are_none_are_a_bad_header(bounds: str) -> None:
+    header = f'{{"topic": "x", "partitions": 1, "format": 1, "bounds": {bounds}}}'
+    with pytest.raises(DumpError, match="line 1"):
+        DumpReader([header.encode()])

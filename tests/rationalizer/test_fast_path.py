@@ -181,33 +181,6 @@ def test_any_bytes_end_the_same_both_ways(records: list[tuple[int, bytes | None]
     _compare(records)
 
 
-@pytest.mark.parametrize("field", range(len(FIELDS)))
-def test_each_field_with_anything_else_in_it_ends_the_same_both_ways(field: int) -> None:
-    for group, epoch in (("g", 1), ("h", 4), ("q", 7)):
-        right = [ONE, ONE, packb("1"), packb("a"), packb(group), packb("t"), ONE, packb(epoch), packb(13)]
-        for other in FIELDS[field] + ODD:
-            spoilt = [*right[:field], other, *right[field + 1 :]]
-            _compare([(5, b"\x99" + b"".join(spoilt)), (6, b"\x99" + b"".join(right))])
-
-
-@pytest.mark.parametrize("field", range(7))
-def test_each_field_of_a_batch_with_anything_else_in_it_ends_the_same_both_ways(field: int) -> None:
-    for group, epoch in (("g", 1), ("h", 4), ("p", 5), ("q", 7), ("k", 11)):
-        right = [packb("1"), packb("a"), packb(group), packb("t"), ONE, packb(epoch), packb(13)]
-        for other in FIELDS[field + 2] + ODD:
-            spoilt = [*right[:field], other, *right[field + 1 :]]
-            entries = [b"\x94" + b"".join(each[3:]) for each in (right, spoilt)]
-            batch = b"\x96\x01\x06" + b"".join(spoilt[:3]) + b"\x92" + b"".join(entries)
-            _compare([(5, batch), (6, b"\x99\x01\x01" + b"".join(right))])
-
-
-@pytest.mark.parametrize("entries", [0, 1, 255, 256, 257, 300])
-def test_batches_of_any_size_end_the_same_both_ways(entries: int) -> None:
-    entry = packb(["t", 1, 1, 5])
-    head = b"\x96\x01\x06" + packb("1") + packb("a") + packb("g") + b"\xdc" + struct.pack(">H", entries)
-    _compare([(5, head + entry * entries)])
-
-
 @pytest.mark.parametrize("instance", [None, "1"])
 @pytest.mark.parametrize("client", [None, "a"])
 def test_none_is_not_the_holder_of_a_free_lease(instance: str | None, client: str | None) -> None:
@@ -219,25 +192,6 @@ def test_none_is_not_the_holder_of_a_free_lease(instance: str | None, client: st
     at_once.world.apply_many([(at_once.world.next_offset, 0, value)])
     _same(long_way.world, at_once.world)
     assert at_once.world.rejected == {"MALFORMED" if None in (instance, client) else "NOT_HELD": 1}
-
-
-def test_every_cut_and_every_flipped_bit_of_a_beat_ends_the_same_both_ways() -> None:
-    good = encode(Heartbeat(*A1, "g", "t", 1, 1, 300))
-    _compare([(5, good[:cut]) for cut in range(len(good) + 1)])
-    _compare([(5, value) for value in _flipped(good)])
-
-
-def test_every_cut_and_every_flipped_bit_of_a_batch_ends_the_same_both_ways() -> None:
-    good = encode(HeartbeatBatch(*A1, "g", (BeatEntry("t", 1, 1, 300), BeatEntry("t", 0, 2, None))))
-    _compare([(5, good[:cut]) for cut in range(len(good) + 1)])
-    _compare([(5, value) for value in _flipped(good)])
-
-
-def _flipped(good: bytes) -> list[bytes]:
-    flipped = [bytearray(good) for _ in range(8 * len(good))]
-    for bit, value in enumerate(flipped):
-        value[bit // 8] ^= 1 << bit % 8
-    return list(map(bytes, flipped))
 
 
 def _forbid_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import pairwise, product
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rationalizer import Progress, intervals
+from rationalizer.holes import NO_KEY, NO_OWNER, Hole, Holes
 from rationalizer.intervals import Intervals, lag, union
 from rationalizer.limits import MAX_KEY_HASH
+from tests.rationalizer.strategies import many
 
 TOP = 2**63 - 1
 ranges_below_80 = st.lists(
@@ -45,70 +48,7 @@ def test_what_one_lease_has_done_is_no_other_ones() -> None:
         assert progress().ranges == progress(8).ranges == []
 
 
-def test_p2_done_is_granted_or_done_through_or_in_ranges() -> None:
-    made = progress(10, (20, 22))
-    assert [offset for offset in range(30) if made.is_done(offset)] == [*range(11), 20, 21, 22]
-    made.grant(15)
-    assert [offset for offset in range(30) if made.is_done(offset)] == [*range(16), 20, 21, 22]
-    assert made.granted == 15
-
-
-def test_p6_the_rules_example_of_filling_gaps() -> None:
-    made = progress(40, (43, 45), (48, 49))
-    gaps = [offset for offset in range(41, 51) if not made.is_done(offset)]
-    assert gaps == [41, 42, 46, 47, 50]
-    made.commit([(41, 42), (46, 47), (50, 50)])
-    assert (made.stable, made.ranges) == (50, [])
-
-
 # -- key ranges (P8) --------------------------------------------------------------------------------------
-
-
-def test_p8_a_key_range_raises_its_own_piece_only() -> None:
-    made = progress(10)
-    assert made.commit_key_range(0, 99, 30) == "OK"
-    assert made.done_through == [(0, 99, 30), (100, MAX_KEY_HASH, 10)]
-    assert made.stable == 10
-    assert made.is_done(30, 99)
-    assert not made.is_done(30, 100)
-    assert not made.is_done(30)
-    before = made.done_through
-    assert made.commit_key_range(0, 50, 30) == made.commit_key_range(0, 50, 29) == "OK"
-    assert made.commit_key_range(0, 50, 9) == "OFFSET_REGRESSION"
-    assert made.done_through == before
-
-
-def test_p8_pieces_cut_again_keep_what_was_done_and_equal_neighbours_merge() -> None:
-    made = progress(10)
-    made.commit_key_range(0, 99, 30)
-    made.commit_key_range(50, 199, 40)
-    assert made.done_through == [(0, 49, 30), (50, 199, 40), (200, MAX_KEY_HASH, 10)]
-    made.commit_key_range(0, 49, 40)
-    assert made.done_through == [(0, 199, 40), (200, MAX_KEY_HASH, 10)]
-    made.commit_key_range(0, MAX_KEY_HASH, 40)
-    assert made.done_through == [(0, MAX_KEY_HASH, 40)]
-    assert made.stable == 40
-
-
-def test_p10_a_last_offset_raises_every_piece() -> None:
-    made = progress(10)
-    made.commit_key_range(0, 99, 30)
-    assert made.through(20) == "OK"
-    assert made.done_through == [(0, 99, 30), (100, MAX_KEY_HASH, 20)]
-    assert made.through(30) == "OK"
-    assert made.done_through == [(0, MAX_KEY_HASH, 30)]
-
-
-def test_p10_pieces_and_stable_move_on_through_ranges_that_touch_them() -> None:
-    made = progress(10, (20, 25), (31, 35))
-    made.commit_key_range(0, 99, 30)
-    assert made.done_through == [(0, 99, 35), (100, MAX_KEY_HASH, 10)]
-    assert made.ranges == [(20, 25), (31, 35)]
-    made.commit_key_range(100, MAX_KEY_HASH, 19)
-    assert (made.stable, made.ranges) == (25, [(31, 35)])
-    assert made.done_through == [(0, 99, 35), (100, MAX_KEY_HASH, 25)]
-    made.commit([(26, 30)])
-    assert (made.done_through, made.ranges) == ([(0, MAX_KEY_HASH, 35)], [])
 
 
 def test_p8_ranges_that_share_one_hash_share_it() -> None:
@@ -117,29 +57,6 @@ def test_p8_ranges_that_share_one_hash_share_it() -> None:
     made.commit_key_range(20, 30, 7)
     made.commit_key_range(0, 10, 9)
     assert made.done_through == [(0, 10, 9), (11, 19, 5), (20, 30, 7), (31, MAX_KEY_HASH, -1)]
-
-
-def test_c11_reposition_makes_one_piece_of_many() -> None:
-    made = progress(10)
-    made.commit_key_range(0, 99, 30)
-    assert made.reposition(10) == "REPOSITIONED"
-    assert made.done_through == [(0, MAX_KEY_HASH, 10)]
-    assert made.reposition(10) == "OK"
-
-
-def test_p10_a_commit_moves_the_pieces_that_it_touches_though_stable_stays() -> None:
-    made = progress(10)
-    made.commit_key_range(0, 99, 30)
-    made.commit([(31, 35)])
-    assert (made.stable, made.ranges) == (10, [(31, 35)])
-    assert made.done_through == [(0, 99, 35), (100, MAX_KEY_HASH, 10)]
-
-
-def test_p10_a_grant_raises_stable_over_the_pieces() -> None:
-    made = progress(10)
-    made.commit_key_range(0, 99, 30)
-    made.grant(20)
-    assert (made.stable, made.done_through) == (20, [(0, 99, 30), (100, MAX_KEY_HASH, 20)])
 
 
 # -- against a set of offsets --------------------------------------------------------------------------------
@@ -165,8 +82,6 @@ class Naive:
             at += 1
         return at
 
-
-KEY_RANGES = [(0, 49), (50, 99), (0, 99), (100, MAX_KEY_HASH)]
 
 steps = st.lists(
     st.one_of(
@@ -292,3 +207,101 @@ def test_lag_is_the_number_of_offsets_that_are_not_done(begin: int, length: int,
     found = Intervals.of([*ranges, (TOP, TOP)])
     expected = [offset for offset in range(begin, begin + length) if offset not in found]
     assert lag(begin, begin + length, found.pairs()) == len(expected)
+
+
+# Holes (H1): every edit of a few offsets, and long runs of random ones, against a dictionary of offsets.
+
+
+#: What an offset's hole has besides its bounds: owner, since, attempts, key hash, reason. None: it lies in no hole.
+Kind = tuple[int, int, int, int, str | None]
+FREE: Kind = (NO_OWNER, 7, 0, NO_KEY, None)
+OWNED: Kind = (3, 7, 1, NO_KEY, None)
+WITH_KEY: Kind = (NO_OWNER, 7, 0, 5, None)
+KINDS: tuple[Kind, ...] = (
+    *(FREE, OWNED, WITH_KEY, (NO_OWNER, 7, 1, NO_KEY, None), (NO_OWNER, 8, 0, NO_KEY, None)),
+    *((4, 7, 1, NO_KEY, None), (3, 8, 2, 5, None), (NO_OWNER, 7, 0, 5, "E")),
+)
+Model = dict[int, Kind]
+
+
+def in_one_form(model: Model) -> list[Hole]:
+    """H1: neighbours without a key hash that are equal in all else are one."""
+    holes: list[Hole] = []
+    for offset, kind in sorted(model.items()):
+        if holes and kind[3] == NO_KEY and holes[-1][1:] == (offset - 1, *kind):
+            holes[-1] = holes[-1]._replace(last=offset)
+        else:
+            holes.append(Hole(offset, offset, *kind))
+    return holes
+
+
+def cut(kinds: list[Kind | None], first: int, source: Random | None = None) -> list[Hole]:
+    """Holes of these kinds, one or several offsets each, as the parts of entries are."""
+    made: list[Hole] = []
+    for offset, kind in enumerate(kinds, first):
+        longer = source is not None and source.random() < 0.5
+        if kind is not None and longer and made and made[-1][1:] == (offset - 1, *kind) and kind[3] == NO_KEY:
+            made[-1] = made[-1]._replace(last=offset)
+        elif kind is not None:
+            made.append(Hole(offset, offset, *kind))
+    return made
+
+
+def check(holes: Holes, wanted: list[Hole]) -> None:
+    """All that can be asked of holes."""
+    assert list(holes) == wanted
+    free = [hole for hole in wanted if hole.is_free]
+    assert list(holes.free()) == free
+    assert holes.lowest_free() == next(iter(free), None)
+    assert holes.lowest_free(untried=True) == next((hole for hole in free if not hole.attempts), None)
+    owners = {hole.owner for hole in wanted} - {NO_OWNER}
+    assert set(holes.owners()) == owners
+    for owner in owners:
+        owned = sorted((hole for hole in wanted if hole.owner == owner), key=lambda hole: (hole.since, hole.first))
+        assert holes.of(owner) == owned
+        assert holes.latest_of(owner) == owned[-1].since
+    assert holes.has_unkeyed() == any(hole.key_hash == NO_KEY for hole in wanted)
+
+
+def edit(holes: Holes, model: Model, first: int, kinds: list[Kind | None], middle: list[Hole]) -> None:
+    """The same edit to both."""
+    found, growth = holes.plan(first, first + len(kinds) - 1, middle)
+    for offset, kind in enumerate(kinds, first):
+        model.pop(offset, None)
+        if kind is not None:
+            model[offset] = kind
+    wanted = in_one_form(model)
+    assert growth == len(wanted) - len(holes)
+    holes.carry_out(found)
+    assert list(holes) == wanted
+
+
+def test_h1_every_edit_of_four_offsets() -> None:
+    some = (None, FREE, OWNED, WITH_KEY)
+    for before in product(some, repeat=4):
+        given = {offset: kind for offset, kind in enumerate(before) if kind is not None}
+        for first in range(4):
+            for length in range(1, 5 - first):
+                for kinds in product(some, repeat=length):
+                    edit(Holes(in_one_form(given)), dict(given), first, list(kinds), cut(list(kinds), first))
+
+
+@pytest.mark.parametrize("seed", range(many(40)))
+def test_h1_random_edits(seed: int) -> None:
+    source = Random(seed)
+    holes, model, size = Holes(), Model(), source.randint(6, 30)
+    kinds = source.sample(KINDS, source.randint(2, len(KINDS)))
+    for _ in range(200):
+        if source.random() < 0.1:
+            owner = source.choice((3, 4))
+            holes.disown(owner)
+            model = {at: (NO_OWNER, *kind[1:]) if kind[0] == owner else kind for at, kind in model.items()}
+        else:
+            first = source.randrange(size)
+            even = source.choice((None, *kinds))
+            drawn = [
+                even if source.random() < 0.6 else source.choice((None, *kinds))
+                for _ in range(source.randint(1, size - first))
+            ]
+            edit(holes, model, first, drawn, cut(drawn, first, source))
+        check(holes, in_one_form(model))

@@ -1,10 +1,8 @@
-"""Shares and holes (chapter 7b): what holds after every record of any log, and what the contract has in bytes."""
+"""Shares and holes (chapter 7b): the contract in bytes, and rows of snapshots. (What records do: tests/scripts.)"""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable
 
 import pytest
 from msgpack import packb
@@ -12,10 +10,7 @@ from msgpack import packb
 from rationalizer import (
     ClaimingShare,
     InvalidRecordError,
-    Lease,
     MalformedError,
-    Outcome,
-    Progress,
     Record,
     SettleOffsets,
     SettlingMessages,
@@ -26,22 +21,8 @@ from rationalizer import (
     decode,
     encode,
 )
-from rationalizer.holes import NO_KEY, NO_OWNER, Hole, Holes
-from rationalizer.plane import Entry
-from tests.rationalizer.sharing_author import sharing_log
 
-SEEDS = range(14)
 LENGTH = 160
-#: Made so small that logs meet them.
-LIMITS = {"MAX_HOLES": 4, "MAX_KEY_PIECES": 7}
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, module in list(sys.modules.items()):
-        for limit, value in LIMITS.items():
-            if name.startswith("rationalizer.") and hasattr(module, limit):
-                monkeypatch.setattr(module, limit, value)
 
 
 # -- the bytes of the contract -----------------------------------------------------------------------------
@@ -124,145 +105,6 @@ def test_e2_what_is_at_the_limits(number: int) -> None:
 
 
 # -- what holds after every record --------------------------------------------------------------------------
-
-
-def played(seed: int) -> Iterator[tuple[World, Entry, Outcome]]:
-    world = World(0, 1)
-    for entry in sharing_log(seed, LENGTH):
-        yield world, entry, world.apply(*entry)
-
-
-def progresses(world: World) -> Iterator[tuple[Progress, Lease | None]]:
-    for lease in world.leases():
-        yield lease.progress, lease
-    for group in world.groups():
-        for _, _, kept in group.all_progress():
-            yield kept.progress, None
-
-
-def check_holes(progress: Progress, next_offset: int) -> None:
-    holes = progress.open
-    assert progress.holes is None or holes
-    for hole in holes:
-        assert 0 <= hole.first <= hole.last
-        assert hole.since < next_offset
-        assert hole.key_hash == NO_KEY or hole.first == hole.last
-        assert not hole.is_parked or (hole.owner == NO_OWNER and hole.key_hash != NO_KEY)
-        assert not progress.is_done(hole.first, None) and not progress.is_done(hole.last, hole.key_hash)
-    for one, other in pairwise(holes):
-        assert one.last < other.first, "they are disjoint"
-        assert one.last + 1 < other.first or one.key_hash != NO_KEY or one[2:] != other[2:], "equal neighbours are one"
-    if progress.holes is not None:
-        again = Holes(holes)
-        assert all(getattr(again, name) == getattr(progress.holes, name) for name in Holes.__slots__)
-
-
-def check_shares(lease: Lease) -> None:
-    shares = list(lease.shares or ())
-    assert lease.shares is None or shares
-    assert not (lease.held and shares), "a holder, or shares, or neither"
-    assert len({share.by_batches for share in shares}) <= 1
-    assert [share.epoch for share in shares] == sorted({share.epoch for share in shares})
-    by_keys = sorted((share.lo, share.hi) for share in shares if not share.by_batches)
-    assert all(hi < lo for (_, hi), (lo, _) in pairwise(by_keys)), "shares by keys are disjoint"
-    owners = {share.epoch for share in shares if share.by_batches}
-    assert {hole.owner for hole in lease.progress.open} <= {NO_OWNER, *owners}
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.usefixtures("small")
-def test_h1_b1_holes_and_shares_are_what_they_are_after_every_record(seed: int) -> None:
-    for world, _, _ in played(seed):
-        for progress, lease in progresses(world):
-            check_holes(progress, world.next_offset)
-            if lease is not None:
-                check_shares(lease)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_h1_what_was_open_is_settled_by_who_may_or_open_still(seed: int) -> None:
-    """A hole goes only by a record that settles, a position, or a take at most once; a batch only by its owner's."""
-    before: dict[str, list[Hole]] = {}
-    for world, _, outcome in played(seed):
-        after = {lease.group_id: lease.progress.open for lease in world.leases()}
-        record = outcome.record
-        for group, holes in before.items():
-            there = {offset for hole in after.get(group, ()) for offset in range(hole.first, hole.last + 1)}
-            gone = {offset for hole in holes for offset in range(hole.first, hole.last + 1)} - there
-            if not gone:
-                continue
-            assert outcome.accepted
-            if outcome.is_a(SettlingMessages):
-                assert isinstance(record, SettlingMessages)
-                named = {offset for first, last in record.done for offset in range(first, last + 1)}
-                taken = range(outcome.taken[0], outcome.taken[1] + 1) if outcome.taken is not None else ()
-                assert gone <= named | set(taken)
-                owners = {hole.owner for hole in holes if set(range(hole.first, hole.last + 1)) & gone & named}
-                assert owners <= {NO_OWNER, record.epoch}
-            else:
-                assert outcome.type == "ForgetGroup" or outcome.code == codes.REPOSITIONED
-        before = after
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.usefixtures("small")
-def test_d2_a_take_gives_what_nobody_had(seed: int) -> None:
-    """What a take of the ordinary kind gives is its sender's hole, `since` here; a rejected record changes nothing."""
-    world = World(0, 1)
-    for entry in sharing_log(seed, LENGTH):
-        before, log_time = world.rows(), world.log_time
-        outcome = world.apply(*entry)
-        if not outcome.accepted and world.log_time == log_time:
-            assert list(map(str, world.rows().items())) == list(map(str, before.items()))
-        record = outcome.record
-        if outcome.taken is None or not isinstance(record, SettlingMessages) or record.take is None:
-            continue
-        count, up_to, at_most_once = record.take
-        first, last = outcome.taken
-        assert 1 <= last - first + 1 <= count
-        lease = world.lease("g", "t", 0)
-        assert lease is not None
-        hole = None if lease.progress.holes is None else lease.progress.holes.at(first)
-        if at_most_once:
-            assert all(lease.progress.is_done(offset, -1) for offset in range(first, last + 1))
-        else:
-            assert hole is not None and hole[:4] == (first, last, record.epoch, entry[0])
-            assert hole.attempts <= 2 or first == last
-            assert hole.attempts > 1 or last <= up_to or hole.since == entry[0]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.usefixtures("small")
-def test_s1_a_snapshot_at_any_place_leads_to_the_same_digests(seed: int) -> None:
-    world = World(0, 1)
-    for entry in sharing_log(seed, LENGTH):
-        restarted = World.restore(world.snapshot(), 1)
-        assert restarted.apply(*entry) == world.apply(*entry)
-        assert restarted.digest() == world.digest()
-        assert restarted.listed == world.listed
-    many = World(0, 1)
-    many.apply_many(list(sharing_log(seed, LENGTH)))
-    assert many.digest() == world.digest()
-
-
-@pytest.mark.usefixtures("small")
-def test_the_logs_meet_what_they_are_for() -> None:
-    met: set[tuple[str | None, str]] = set()
-    for seed in SEEDS:
-        for _, _, outcome in played(seed):
-            met.add((outcome.type, outcome.code))
-            met |= {(f"entry of {outcome.type}", code) for code in outcome.entries or ()}
-    wanted = {
-        "SettlingMessages": {"OK", "PARTIAL", "NOTHING_TO_TAKE", "FENCED", "NOT_HELD", "WRONG_MODE", "PAUSED"},
-        "entry of SettlingMessages": {
-            *("OK", "FENCED", "DUPLICATE_COMMIT", "INDIVIDUAL_COMMIT_TOO_OLD", "MAX_INDIVIDUAL_COMMIT_REACHED"),
-        },
-        "ClaimingShare": {"OK", "HELD", "ALREADY_HELD", "WRONG_MODE", "PAUSED"},
-        "SettleOffsets": {"OK", "PARTIAL", "FENCED"},
-        "entry of SettleOffsets": {"OK", "FENCED", "NOT_ASSIGNED", "ILLEGAL_GENERATION"},
-        "Heartbeat": {"OK", "OFFSET_REGRESSION", "REPOSITIONED"},
-    }
-    assert {(name, code) for name, found in wanted.items() for code in found} - met == set()
 
 
 # -- rows of snapshots --------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from msgpack import packb
 
 from rationalizer import RejectedValueError
-from rationalizer.limits import MAX_DEPTH
 from rationalizer.wire import unpacking
 from rationalizer.wire.codec import read
 
@@ -65,46 +64,6 @@ def test_both_ways_agree_on_bytes_that_were_changed(place: int, change: bytes) -
     value = bytearray(packb([*HEAD, pieces]))
     value[place : place + len(change)] = change
     assert _verdict(bytes(value)) == _by_level(bytes(value))
-
-
-@pytest.mark.parametrize("innermost", [[], {}, [1], {"k": 1}, [[]], "text", 7])
-@pytest.mark.parametrize("wrap", [lambda x: [x], lambda x: {"k": x}, lambda x: [0, {"k": [x]}]])
-def test_large_values_nest_as_deep_as_small_ones(innermost: Any, wrap: Any) -> None:
-    seen = set()
-    for depth in range(1, MAX_DEPTH + 2):
-        small, large = packb([*HEAD, innermost]), packb([*HEAD, innermost, FILLER])
-        assert _verdict(large) == _verdict(small), depth
-        seen.add(_verdict(large))
-        innermost = wrap(innermost)
-    assert seen == {"UNKNOWN_TYPE", "MALFORMED"}
-
-
-@pytest.mark.parametrize("bad", [1.5, b"", b"x", {b"": 1}, {b"k": 1}, [[1.5]], {"k": [b""]}, {"k": {"l": [{}, 1.5]}}])
-def test_what_is_allowed_nowhere_is_found_in_large_values_too(bad: Any) -> None:
-    assert _verdict(packb([*HEAD, FILLER, bad])) == "MALFORMED"
-    assert _verdict(packb([*HEAD, FILLER])) == "UNKNOWN_TYPE"
-
-
-@pytest.mark.parametrize("key", [b"\x01", b"\xc0", b"\xc2", b"\x90", b"\x80", b"\xca\x00\x00\x00\x00"])
-def test_the_keys_of_large_maps_are_strings(key: bytes) -> None:
-    value = b"\x97" + packb([*HEAD, FILLER])[1:] + b"\x81" + key + b"\x01"
-    assert _verdict(value) == "MALFORMED"
-    assert _verdict(value.replace(key + b"\x01", b"\xa1k\x01")) == "UNKNOWN_TYPE"
-
-
-def test_a_value_that_an_equal_key_hides_counts_in_large_maps_too() -> None:
-    """Q1."""
-    hidden = b"\x82\xa1k\xcb" + bytes(8) + b"\xa1k\x01"
-    assert _verdict(b"\x97" + packb([*HEAD, FILLER])[1:] + hidden) == "MALFORMED"
-
-
-def test_a_large_map_is_no_nil() -> None:
-    """Where a field may be nil, a map in its place is malformed."""
-    beat = [1, 1, "1", "a", "g", "t", 0, None, None]
-    for place in (7, 8):
-        entries = [*beat[:place], {"k": FILLER}, *beat[place + 1 :]]
-        assert _verdict(packb(entries)) == "MALFORMED Heartbeat"
-        assert _verdict(packb([*entries[:place], {}, *entries[place + 1 :], FILLER])) == "MALFORMED Heartbeat"
 
 
 @pytest.mark.parametrize("last", ["", 1.5, [[[[[[[[1]]]]]]]]])

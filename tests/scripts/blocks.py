@@ -29,8 +29,6 @@ from kafka_marshal.ports import Message
 from tests.engine.lanes_bench import Bench, Record
 from tests.scripts.records import options_of
 
-__all__ = ["Blocks"]
-
 
 def offsets_of(words: Iterable[str]) -> list[int]:
     found: list[int] = []

@@ -28,8 +28,6 @@ from tests.scripts.group_records import Groups
 if TYPE_CHECKING:
     from tests.scripts.members import TracedMember
 
-__all__ = ["GROUP_FLAGS", "group_of", "groups_of", "plays"]
-
 #: Words of ``starts`` that make it a member of a coordinated group.
 GROUP_FLAGS = {"hold", "adopt", "stateless", "shares", "grouped"}
 

@@ -24,22 +24,6 @@ from tests.tables.groups import (
     Who,
 )
 
-__all__ = [
-    "CheckpointCell",
-    "CheckpointCellMet",
-    "GroupCell",
-    "GroupCellMet",
-    "Seen",
-    "SettleCell",
-    "SettleCellMet",
-    "cell_of",
-    "checkpoint_cell_of",
-    "codes_of",
-    "ending_of",
-    "moves_of",
-    "settle_cell_of",
-]
-
 OF_MEMBERS = ("JoinGroup", "GroupHeartbeat", "LeaveGroup", "TopicsChanged", "CommitOffsets", "SettleOffsets")
 LARGE = 1_000
 ROWS = {(row.record, row.who): row for row in TRANSITIONS}

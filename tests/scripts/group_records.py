@@ -71,17 +71,6 @@ from rationalizer.wire.wellformed import (
 )
 from tests.scripts.sharing_records import hole_words
 
-__all__ = [
-    "ACTIONS",
-    "Groups",
-    "added_words",
-    "checkpoint_words",
-    "counts_of",
-    "group_record_of",
-    "group_words",
-    "group_words_of",
-]
-
 KEEPING = {"retires": RETIRE, "pins": PIN, "ends": END}
 ACTIONS = {"answers": COMMIT, "commits offsets": COMMIT, "lets go": LET_GO, "starts": START, "sets": COMMIT}
 SPACE = MAX_KEY_HASH + 1

@@ -101,8 +101,6 @@ from tests.engine.harness import DataLog, FakeMessage, Member, Net
 from tests.scripts.checkpoint_members import GROUP_FLAGS, group_of, groups_of, plays
 from tests.scripts.records import lease_name, lease_words, options_of, record_of, spans, words_of
 
-__all__ = ["Members"]
-
 KINDS: dict[str, tuple[type[Record], ...]] = {
     "claims": (ClaimingPartition,),
     "beats": (Heartbeat, HeartbeatBatch),

@@ -36,8 +36,6 @@ from rationalizer import (
 from tests.scripts.group_records import Groups, group_record_of, group_words_of
 from tests.scripts.sharing_records import Sharing, hole_words, share_words, sharing_record_of, sharing_words_of
 
-__all__ = ["Epoch", "lease_name", "lease_words", "options_of", "record_of", "spans", "words_of"]
-
 #: The present epoch of (group, topic, partition); 0 if it was never held.
 Epoch = Callable[[tuple[str, str, int]], int]
 

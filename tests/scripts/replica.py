@@ -64,8 +64,6 @@ from tests.scripts.records import lease_name, lease_words, options_of, record_of
 from tests.scripts.sharing_records import CODES, ShareCell, Sharing, share_cell_of
 from tests.tables.leases import TRANSITIONS, Sender, Transition
 
-__all__ = ["CellMet", "Replica"]
-
 #: A cell of the table of transitions: its row, and how the lease stands.
 Cell = tuple[Transition, str]
 #: And how a record in it ended.

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from difflib import unified_diff
 from pathlib import Path
 
-__all__ = ["FOLDER", "SCRIPTS", "ScriptError", "difference", "played"]
-
 FOLDER = Path(__file__).parent
 #: By folder ("": those of a replica).
 _FOLDERS = ("", "groups", "checkpoints", "sharing", "engine", "transactions")

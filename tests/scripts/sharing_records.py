@@ -23,16 +23,6 @@ from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.wire.records import Done, Opened, Parked, Take
 from tests.tables.shares import SHARE_COLUMNS, SHARE_TRANSITIONS, ShareTransition
 
-__all__ = [
-    "ShareCell",
-    "Sharing",
-    "hole_words",
-    "share_cell_of",
-    "share_words",
-    "sharing_record_of",
-    "sharing_words_of",
-]
-
 SPACE = MAX_KEY_HASH + 1
 ENTRY = re.compile(r"(\d+)(?:-(\d+))?(?:\((.*?)\))?(?:\*(\d+))?(?:~(.*))?")
 MANY_HOLES = 8

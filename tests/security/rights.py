@@ -21,8 +21,6 @@ from confluent_kafka.admin import (
 
 from tests.secured import Config, login
 
-__all__ = ["IMPLY_DESCRIBE", "PAGE", "Right", "give", "roles_of"]
-
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 
 #: In Kafka, each of these operations implies DESCRIBE.

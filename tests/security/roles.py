@@ -26,8 +26,6 @@ from rationalizer.snapshot_log import encode_snapshot
 from tests.cli.harness import Command
 from tests.secured import Config, login
 
-__all__ = ["ACTIONS", "OWN_TOPIC", "RefusedError", "Trial", "prepare"]
-
 MESSAGES = 3
 PATIENCE_S = 5.0
 

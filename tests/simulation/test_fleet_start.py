@@ -2,7 +2,7 @@
 
 A thousand whole clients are too slow here: each applies each record, so the time grows with the square of the members,
 and more. `benchmarks/start_fleet.py` has one whole client in a fleet of a thousand, and the rules alone apply all joins
-in tests/rationalizer/groups/test_newcomer.py.
+in tests/rationalizer/groups/test_assignors.py.
 """
 
 from __future__ import annotations

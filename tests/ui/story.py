@@ -20,8 +20,6 @@ from rationalizer import (
 from tests.cli.harness import Log
 from tests.fleet import Fleet, let_go, started
 
-__all__ = ["BEGIN", "GROUP", "KILLED_AT", "PARTITIONS", "TAKEN_AT", "TOPIC", "after", "story"]
-
 GROUP, TOPIC, PARTITIONS, CPS = "delays", "flights", 24, 8
 BEGIN = 1_764_100_000_000
 #: Seconds after the beginning.

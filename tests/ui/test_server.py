@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
 
+from kafka_marshal.admin import StoredMessage
+from kafka_marshal.errors import AdminError
+from kafka_marshal.observe.checkpoints import seen_by
+from kafka_marshal.ui import moments
 from kafka_marshal.ui.archive import Archive
+from kafka_marshal.ui.fold import History
+from kafka_marshal.ui.moments import Moment
 from kafka_marshal.ui.server import TOKEN_HEADER
 from kafka_marshal.ui.steering import ACTIONS, Steering, words_of
+from rationalizer import World
+from rationalizer.dump import DumpReader
 from tests.cli.conftest import command, environment
 from tests.cli.harness import Command
 from tests.ui.conftest import get, served
 from tests.ui.story import BEGIN, FENCED_AT, GROUP, KILLED_AT, PAUSED_AT, TAKEN_AT, TOPIC
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
 
 __all__ = ["command", "environment"]
 
@@ -236,3 +251,146 @@ def test_names_can_not_pass_for_options() -> None:
 def test_invalid_requests_are_refused(body: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="Nothing was changed"):
         words_of("evict", body, dry_run=True)
+
+
+# -- Messages of topics on the page: text, never markup; sent only on request; nothing with --no-payloads ---------
+
+
+EVIL = "<img src=x onerror=\"document.title='owned'\">\u202e\x1b[31m"
+
+#: (topic, partition, offset)
+asked: list[tuple[str, int, int]] = []
+
+
+def read(key: tuple[str, int], offset: int) -> StoredMessage:
+    asked.append((*key, offset))
+    if offset == 404:
+        raise AdminError("there is no message at offset 404. The next message is at 405.")
+    headers = ((EVIL, EVIL.encode()), ("none", None))
+    return StoredMessage(*key, offset, 1_700_000_000_000, "create", b"\xff", EVIL.encode(), headers, False)
+
+
+@pytest.fixture(scope="module")
+def url(archive: Archive) -> Iterator[str]:
+    with served(archive, payloads=read) as found:
+        yield found
+
+
+def test_a_message_is_a_separate_answer(url: str, page_url: str) -> None:
+    place = f"api/message?topic={TOPIC}&partition=1&offset="
+    found = get(f"{url}{place}7").json
+    assert (found["offset"], found["key"], found["form"], found["committed"]) == (7, "0xff", "hex", False)
+    assert found["headers"][1] == ["none", "null"]
+    assert found["headers"][0][0].isprintable()
+    missing = get(f"{url}{place}404")
+    assert (missing.status, missing.json["error"]) == (
+        404,
+        "there is no message at offset 404. The next message is at 405.",
+    )
+    assert get(f"{url}{place}x").status == 400
+    assert get(f"{url}api/message?offset=1").status == 400
+    refused = get(f"{page_url}{place}7")
+    assert (refused.status, "--no-payloads" in refused.json["error"]) == (403, True)
+    assert (get(f"{url}api/log").json["payloads"], get(f"{page_url}api/log").json["payloads"]) == (True, False)
+    assert get(f"{url}{place}7", Origin="http://evil.example").status == 403
+
+
+def test_the_page_shows_it_on_demand_as_text(browser: Browser, url: str, page_url: str) -> None:
+    page = browser.new_page(timezone_id="UTC")
+    page.set_default_timeout(20_000)
+    try:
+        asked.clear()
+        page.goto(f"{url}#group={GROUP}&p={TOPIC}:1")
+        panel = page.locator("[data-message]")
+        panel.wait_for()
+        assert asked == []
+        panel.get_by_role("button", name="Show the one at").click()
+        panel.get_by_text("aborted or is not finished").wait_for()
+        assert [each[:2] for each in asked] == [(TOPIC, 1)]
+        assert "\\x1b[31m" in panel.inner_text()
+        assert "<img src=x" in panel.inner_text()
+        assert page.locator("[data-message] img").count() == 0
+        assert "owned" not in page.title()
+        panel.get_by_label("or at offset").fill("404")
+        panel.get_by_role("button", name="Show", exact=True).click()
+        panel.get_by_text("The next message is at 405.").wait_for()
+        page.goto("about:blank")
+        page.goto(f"{page_url}#group={GROUP}&p={TOPIC}:1")
+        page.locator(".answer").wait_for()
+        assert page.locator("[data-message]").count() == 0
+    finally:
+        page.close()
+
+
+# -- Checkpoints on the page: on the slider, in the list, and each piece's cut at any moment ----------------------
+
+
+EXAMPLES = Path(__file__).parents[1] / "rationalizer" / "examples"
+
+Entries = list[tuple[int, int, bytes | None]]
+
+
+def entries(name: str) -> Entries:
+    with (EXAMPLES / f"checkpoint_{name}.dump.jsonl").open("rb") as file:
+        return [(each.offset, each.timestamp_ms, each.value) for each in DumpReader(file)]
+
+
+def told(name: str, skip: int = 0) -> History:
+    found = entries(name)
+    world = World(0, 1)
+    world.apply_many(found[:skip])
+    history = History(1, {0: world})
+    history.take(0, found[skip:])
+    return history
+
+
+@pytest.mark.parametrize("name", ["hand_over", "rollback", "positions", "loss", "shares", "leave"])
+@pytest.mark.parametrize("skip", [0, 8])
+def test_at_each_moment_the_cuts_are_those_of_a_replay(name: str, skip: int) -> None:
+    history = told(name, skip)
+    group = history.groups["g"]
+    world = World(0, 1)
+    for offset, stamp, value in entries(name):
+        world.apply(offset, stamp, value)
+        state = world.group("g")
+        if offset < skip or state is None or state.checkpoints is None:
+            continue
+        newest = state.checkpoints.newest
+        found = moments.checkpoints(group, Moment(world.log_time, 0, offset), 50)
+        assert found["checkpoints"][0]["checkpoint"] == newest, offset
+        wanted = {
+            (key, cut or None)
+            for key in state.partitions()
+            if state.kept(*key) is not None
+            for _, _, cut in seen_by(state, key, newest).states
+        }
+        shown = {((each["topic"], each["partition"]), each["cut"]) for each in found["pieces"]}
+        # A partition that was never handed in is not listed.
+        assert shown <= wanted, offset
+        assert {each for each in wanted if each[1]} <= shown, offset
+        for each in found["pieces"]:
+            at = min(done for _, _, done in seen_by(state, (each["topic"], each["partition"]), newest).done_through)
+            assert "(" in each["place"] or each["next"] == at + 1
+
+
+def test_they_are_on_the_slider_and_in_the_list() -> None:
+    history = told("rollback")
+    group = history.groups["g"]
+    shown = moments.timeline(group, 2_000)
+    assert [each[2] for each in shown["checkpoints"]] == [2, 6, 8, 12, 8]
+    found = moments.checkpoints(group, Moment(10_000), 2)
+    first, second = found["checkpoints"]
+    assert (first["went_back"], first["at"], first["checkpoint"]) == (True, "0:15", 8)
+    assert "admin put the group back: 2 pieces at checkpoint 8" in first["text"]
+    assert (second["went_back"], second["checkpoint"]) == (False, 12)
+    events = moments.events(history, "g", Moment(10_000), "all", None, 50)
+    assert any("2 of 2 members" in each["why"] for each in events)
+    assert sum(shown["done"]) == (110 - 99) + (111 - 99) + (120 - 110) + (120 - 111) + 10 + 10
+
+
+def test_a_group_without_any() -> None:
+    history = History(1)
+    history.take(0, entries("hand_over")[:2])
+    group = history._group("g")
+    assert moments.checkpoints(group, Moment(10_000), 5) == {"checkpoints": [], "pieces": []}
+    assert moments.timeline(group, 2_000)["checkpoints"] == []

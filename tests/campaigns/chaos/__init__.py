@@ -2,10 +2,9 @@
 
 worker     one worker; lines: its output
 forkserver starts them by fork; fleet: replaces them, and decides how each ends
-testbed    brokers behind proxies, topics, a writer of numbered messages, and their faults
 log        the coordination log, read beside the workers; history: what happened by the log
 check      the invariants
-campaign   one run
+campaign   one run: brokers behind proxies, topics, a writer of numbered messages, and their faults
 """
 
 from kafka_marshal.testing.fail_points import POINTS, Doom, Moment, dying

@@ -33,8 +33,6 @@ from tests.campaigns.chaos.history import LogHistory
 from tests.campaigns.chaos.lines import Line, read_lines
 from tests.campaigns.frame import Violation
 
-__all__ = ["Findings", "Life", "Mode", "Story", "check", "replay_in_cuts"]
-
 Key = tuple[str, str, int]
 
 #: Time between a read of the clock and the output line, on an overloaded machine (ms).

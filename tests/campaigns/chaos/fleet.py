@@ -19,8 +19,6 @@ from kafka_marshal.testing.fail_points import points_of
 from tests.campaigns.chaos.worker import KINDS, OWN_STATUSES, WORKER, Job
 from tests.child import Child
 
-__all__ = ["Fleet", "Place", "Stop"]
-
 #: Weights of a new worker's end: at a fail point, by kill -9 at any moment, by SIGTERM.
 DOOMED, KILLED, ASKED = 70, 20, 10
 

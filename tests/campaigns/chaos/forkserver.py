@@ -22,8 +22,6 @@ from typing import Any
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.testing import supervisor
 
-__all__ = ["main"]
-
 #: Imported before the first fork.
 _WARM = KafkaCluster
 

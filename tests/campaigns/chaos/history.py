@@ -32,8 +32,6 @@ from rationalizer.history import End, LeaseKey, Owners, Span
 from rationalizer.wire.wellformed import START
 from tests.campaigns.chaos.lines import digest_of
 
-__all__ = ["Grant", "LogHistory", "Tenure"]
-
 
 @dataclass(slots=True)
 class Tenure:

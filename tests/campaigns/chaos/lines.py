@@ -28,8 +28,6 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Pen", "digest_of", "read_lines"]
-
 Line = list[Any]
 
 

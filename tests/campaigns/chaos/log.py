@@ -15,8 +15,6 @@ from kafka_marshal.ports import LogEntry
 from rationalizer import World
 from rationalizer.dump import DumpHeader, DumpRecord, header_line, record_line
 
-__all__ = ["Follower", "read_topic", "write_dump"]
-
 LOOK_S = 0.2
 PATIENCE_S = 60.0
 

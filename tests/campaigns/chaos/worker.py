@@ -26,8 +26,6 @@ from kafka_marshal.testing.fail_points import POINTS, Doom, dying
 from kafka_marshal.types import Strategy
 from tests.campaigns.chaos.lines import Pen, digest_of
 
-__all__ = ["BATCH", "GRANT", "KINDS", "OWN_STATUSES", "WORKER", "Job", "lived", "run", "working"]
-
 #: This module, for the process that starts workers.
 WORKER = "tests.campaigns.chaos.worker"
 

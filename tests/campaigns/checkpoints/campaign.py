@@ -8,30 +8,178 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from kafka_marshal import Group, Marshal, Restore
+from kafka_marshal.admin import Admin
 from kafka_marshal.checkpoints import Folder
+from kafka_marshal.errors import AdminError, GroupPausedError, KafkaUnavailableError
 from tests.campaigns.chaos.fleet import Fleet, Place
 from tests.campaigns.chaos.lines import Pen
 from tests.campaigns.chaos.worker import Job as PlainJob
 from tests.campaigns.checkpoints.check import Account, Counts, Lines, check
 from tests.campaigns.checkpoints.ground import Ground, Story, Writer, ends, inputs, story_of
-from tests.campaigns.checkpoints.operator import Acts
-from tests.campaigns.checkpoints.rows import Rows
-from tests.campaigns.checkpoints.undoing import Undoing
+from tests.campaigns.checkpoints.rows import Rows, retrying
 from tests.campaigns.checkpoints.worker import DELIVERIES, DRAIN_S, POINTS, WORKER, Job, policy_of, restored_line
-from tests.campaigns.frame import Campaign, Result, Say, Settings, run_campaign
+from tests.campaigns.frame import Campaign, Result, Say, Settings, Violation, run_campaign
 from tests.sinks.conftest import running_postgres
 
-__all__ = ["KINDS", "Checkpoints", "CheckpointsResult", "Options", "add_arguments", "runs"]
+# -- A bad release is deployed, and its deploy undone, by the recipe of docs/checkpoints.md -----------------------
+
+
+#: A step that fails as brokers die is done again for this time (s).
+TRIES_S = 180.0
+
+#: The bad release works until it has written this many rows.
+SPOILS = 100
+
+#: The group stays paused this long (s) at most.
+PAUSE_S = 120.0
+
+T = TypeVar("T")
+
+
+class Undoing:
+    """What an operator does, while workers still die."""
+
+    def __init__(self, ground: Ground, fleet: Fleet, rows: Rows, pen: Pen, rng: Random) -> None:
+        self.violations: list[Violation] = []
+        #: From where to where in the log a bad release was at work.
+        self.spoilt: list[tuple[int, int]] = []
+        #: Of steps that were done again.
+        self.errors: list[str] = []
+        self._ground = ground
+        self._fleet = fleet
+        self._rows = rows
+        self._pen = pen
+        self._rng = rng
+        self._pool = ThreadPoolExecutor(1)
+        self._spoilt_before = 0
+
+    def run(self, turn: Callable[[], None], deploy: Callable[[], None]) -> None:
+        """All of it. turn: keeps workers coming. deploy: all members, one by one."""
+        group = self._ground.group
+        pinned = self._step(turn, lambda admin: admin.checkpoint(group, pin=True, timeout=10.0)).id
+        self._spoilt_before = self._rows.spoilt()  # of deploys that were undone without their own undo
+        self._release(spoils=True)
+        deploy()
+        until = time.monotonic() + TRIES_S
+        while (found := self._rows.spoilt() - self._spoilt_before) < SPOILS and time.monotonic() < until:
+            for _ in range(20):
+                turn()
+        if not found:
+            self.violations.append(Violation("liveness", f"no row of the new release within {TRIES_S:g} s"))
+        # Rows of tables that only the bad release knows go with its own undo.
+        undo = self._undo if self._rng.random() < 0.5 else None
+        done = self._step(turn, lambda admin: admin.rollback(group, pinned, stay_paused=PAUSE_S, undo=undo))
+        assert done.generation is not None
+        self.spoilt.append((pinned, done.generation))
+        self._release(spoils=False)
+        deploy()
+        self._step(turn, lambda admin: admin.resume(group))
+
+    def close(self) -> None:
+        """Nothing is under way."""
+        self._pool.shutdown()
+
+    def _release(self, *, spoils: bool) -> None:
+        for place in self._fleet.places:
+            place.template = replace(place.template, spoils=spoils)  # type: ignore[call-arg]
+
+    def _undo(self, restore: Restore) -> None:
+        rows = self._rows
+        retrying(lambda: rows.sink.restore(restore, rows.undo_all))
+        for piece in restore.pieces:
+            spans = [list(each) for each in piece.ranges]
+            self._pen.write("undone", piece.partition, piece.position, spans, rows.left[piece.partition])
+        if (number := rows.spoilt() - self._spoilt_before) > 0:
+            self.violations.append(Violation("undo", f"{number} rows of the bad release's own table are left"))
+
+    def _step(self, turn: Callable[[], None], act: Callable[[Admin], T]) -> T:
+        """One command, again if brokers die; workers come and go meanwhile."""
+        until = time.monotonic() + TRIES_S
+
+        def once() -> T:
+            # The same client: a pause that the try before has left is its own.
+            with Admin(self._ground.bootstrap, topic=self._ground.coordination, client_id="undoes") as admin:
+                return act(admin)
+
+        while True:
+            asked = self._pool.submit(once)
+            while not asked.done():
+                turn()
+            error = asked.exception()
+            if error is None:
+                return asked.result()
+            if not isinstance(error, AdminError | KafkaUnavailableError | GroupPausedError) or time.monotonic() > until:
+                raise error
+            self.errors.append(f"{time.time():.1f} undoing: {type(error).__name__}: {error}")
+
+
+# -- What operators do to a group that takes checkpoints: take, pin, retire, roll back ----------------------------
+
+
+#: Pinned checkpoints beyond this number are retired: a group keeps 16 at most.
+MOST_PINNED = 4
+
+
+class Acts:
+    """What is done to the group."""
+
+    def __init__(self, ground: Ground, rng: Random) -> None:
+        self._ground = ground
+        self._rng = rng
+        #: Held while something is done that others must not come into; and whether only brokers are restarted.
+        self._acting = threading.Lock()
+        self._only_restarts = False
+
+    def all(self, every_s: float) -> dict[Callable[[], None], float]:
+        """Each, and its mean distance, if something is done every ``every_s`` seconds."""
+        return dict.fromkeys((self.checkpoint, self.rollback, self.retire), 3.5 * every_s)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Another operator is at work: inside the block this one does nothing but restart brokers."""
+        self._only_restarts = True
+        with self._acting:
+            yield
+        self._only_restarts = False
+
+    @contextmanager
+    def _admin(self) -> Iterator[Admin]:
+        if self._only_restarts:
+            raise KafkaUnavailableError("another operator is at work")
+        with self._acting, Admin(self._ground.bootstrap, topic=self._ground.coordination) as admin:
+            yield admin
+
+    def checkpoint(self) -> None:
+        """As ``kafka-marshal checkpoint --pin`` does."""
+        with self._admin() as admin:
+            admin.checkpoint(self._ground.group, pin=self._rng.random() < 0.5, timeout=5.0)
+
+    def rollback(self) -> None:
+        """To the newest, or to any that is kept."""
+        with self._admin() as admin:
+            kept = admin.checkpoints(self._ground.group)
+            to = kept[-1] if self._rng.random() < 0.3 else self._rng.choice(kept)
+            admin.rollback(self._ground.group, to.id, timeout=20.0)
+
+    def retire(self) -> None:
+        """The oldest pinned ones."""
+        with self._admin() as admin:
+            pinned = [x.id for x in admin.checkpoints(self._ground.group) if x.kind == "pinned" and not x.is_newest]
+            for number in pinned[:-MOST_PINNED]:
+                admin.retire(self._ground.group, number)
+
 
 READY_S = 120.0
 

@@ -15,8 +15,6 @@ from rationalizer.limits import MAX_KEY_HASH
 from tests.campaigns.chaos.lines import read_lines
 from tests.campaigns.frame import Violation
 
-__all__ = ["Account", "Back", "Counts", "Input", "Lines", "add", "check"]
-
 #: Key → how many messages, and a sum over their offsets.
 Counts = dict[str, list[int]]
 

@@ -21,8 +21,6 @@ from rationalizer.limits import MAX_KEY_HASH
 from tests.campaigns.chaos.log import read_topic, write_dump
 from tests.campaigns.checkpoints.check import Back, Input
 
-__all__ = ["Ground", "Story", "Writer", "ends", "inputs", "story_of"]
-
 CPS = 2
 BURST = 10
 

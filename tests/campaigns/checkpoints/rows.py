@@ -13,8 +13,6 @@ from kafka_marshal.errors import SinkError
 from kafka_marshal.sinks import FencedSink, PostgresSink, SqliteSink
 from tests.campaigns.checkpoints.check import Counts, add
 
-__all__ = ["Rows", "retrying"]
-
 #: Without a constraint, so that a row that is there twice is seen. ``spoilt`` is written by the bad release only.
 TABLES = (
     "CREATE TABLE IF NOT EXISTS counted (part INTEGER, place BIGINT, key TEXT)",

@@ -35,8 +35,6 @@ from tests.campaigns.chaos.worker import lived, working
 from tests.campaigns.checkpoints.check import Counts, add
 from tests.campaigns.checkpoints.rows import Rows, retrying
 
-__all__ = ["DELIVERIES", "DRAIN_S", "POINTS", "WORKER", "Job", "policy_of", "restored_line", "run"]
-
 #: This module, for the process that starts workers.
 WORKER = "tests.campaigns.checkpoints.worker"
 

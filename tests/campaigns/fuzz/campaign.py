@@ -24,8 +24,6 @@ from tests.campaigns.frame import Result, Say
 from tests.campaigns.fuzz.author import LARGE_EVERY
 from tests.campaigns.fuzz.story import Story, run_story
 
-__all__ = ["INPUTS_A_STORY", "RSS_LIMIT_MB", "OfflineReport", "add_arguments", "rss_mb", "run_offline", "runs"]
-
 INPUTS_A_STORY: Final = 2_000
 #: Stories per task of a process.
 CHUNK: Final = 10

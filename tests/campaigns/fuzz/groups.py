@@ -13,8 +13,6 @@ from rationalizer.limits import MAX_COMMIT_ENTRIES, MAX_KEY_HASH, MAX_TOPICS
 from rationalizer.routing import key_range, route_group
 from tests.rationalizer.samples import OTHERS, fields_of
 
-__all__ = ["GROUP_TYPES", "GroupHand"]
-
 #: Begin a checkpoint, answer its barrier, go back, keep.
 CHECKPOINT_TYPES: Final = (23,) * 10 + (24,) * 22 + (25,) * 2 + (27,) * 4
 

@@ -22,8 +22,6 @@ from kafka_marshal.errors import LeaseError, MarshalError
 from rationalizer import Outcome
 from tests.campaigns.fuzz.campaign import rss_mb
 
-__all__ = ["DIGEST_EVERY", "main"]
-
 #: A replica records its digest at the first record at or above each multiple of this offset.
 DIGEST_EVERY = 5_000
 #: Seconds between two reads of the memory, and between two claims by hand.

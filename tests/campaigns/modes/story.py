@@ -35,8 +35,6 @@ from tests.campaigns.frame import (
 from tests.campaigns.modes.worker import BAD
 from tests.campaigns.process import POISON
 
-__all__ = ["MODES", "Modes", "Options", "add_arguments", "runs"]
-
 #: How long (s) a group may make no progress after its mode was changed, faults aside.
 MOVES_S = 40.0
 

@@ -21,8 +21,6 @@ from kafka_marshal import (
 )
 from tests.campaigns.process import POISON, Process
 
-__all__ = ["BAD", "Worker"]
-
 #: A message whose tries fail, until the folder has a file ``calm``.
 BAD = b"bad"
 

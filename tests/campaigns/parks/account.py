@@ -11,8 +11,6 @@ from tests.campaigns.frame import Life
 from tests.campaigns.parks.worker import BAD
 from tests.campaigns.process import POISON
 
-__all__ = ["ParksAccount", "Written"]
-
 #: Tries of a message that begin and do not end, until it is set aside as CRASHED.
 DEATHS = 5
 

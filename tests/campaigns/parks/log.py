@@ -12,8 +12,6 @@ from kafka_marshal.node.replica import Replica
 from rationalizer import Progress, SettleOffsets, SettlingMessages
 from rationalizer.outcome import Outcome
 
-__all__ = ["BY_HAND", "OpenLog"]
-
 #: The reason of what an operator has set aside: its handler may end it all the same.
 BY_HAND = "OPERATOR"
 

@@ -26,8 +26,6 @@ from tests.campaigns.parks.log import OpenLog
 from tests.campaigns.parks.worker import BAD, FLAKY, SLOW
 from tests.campaigns.process import POISON
 
-__all__ = ["KINDS", "Group", "Options", "Parks", "add_arguments", "runs"]
-
 #: Kind of group → of its workers.
 KINDS = {"claimed": "run", "coordinated": "pieces"}
 

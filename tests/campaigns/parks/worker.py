@@ -10,8 +10,6 @@ from typing import Any
 from kafka_marshal import Attempt, Consumer, Group, LeaseLostError, Marshal, Retry
 from tests.campaigns.process import Process
 
-__all__ = ["BAD", "FLAKY", "SLOW", "Worker"]
-
 #: Values of messages. Until the folder has a file ``calm``: it fails always, or twice; it takes longer than a heartbeat
 #: interval. (POISON kills its process.)
 BAD, FLAKY, SLOW = b"bad", b"flaky", b"slow"

@@ -16,8 +16,6 @@ from rationalizer.routing import key_range
 from tests.campaigns.account import Account
 from tests.campaigns.frame import Campaign, Place, Result, Say, Settings, run_campaign
 
-__all__ = ["Options", "Reads", "add_arguments", "runs"]
-
 KEYS = 100
 
 

@@ -19,8 +19,6 @@ from kafka_marshal.client import shared_reads
 from kafka_marshal.errors import KafkaUnavailableError
 from tests.campaigns.process import Process
 
-__all__ = ["Worker"]
-
 #: How much is kept for others: all, or so little that the slow ones are left behind.
 KEPT = (200 * 2**20, 2**20, 200_000)
 

@@ -19,8 +19,6 @@ from kafka_marshal.errors import SinkError, StaleEpochError
 from kafka_marshal.sinks import SqliteSink
 from tests.campaigns.process import Process
 
-__all__ = ["INSERT", "Worker"]
-
 INSERT = "INSERT INTO rows (place, at, token) VALUES (?, ?, ?)"
 
 #: The share of messages that are set aside, until then.

@@ -14,8 +14,6 @@ from random import Random
 from rationalizer.limits import MAX_KEY_HASH
 from tests.campaigns.sinks.member import Order, Result, hash_of, is_hole
 
-__all__ = ["Coordinator", "Piece", "Shared"]
-
 #: Tokens that are over and still used, for each partition.
 REMEMBERED = 30
 

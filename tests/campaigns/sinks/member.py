@@ -23,8 +23,6 @@ from kafka_marshal.types import SharedEpoch
 from rationalizer import key_hash
 from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = ["GROUP", "TOPIC", "Order", "Place", "Result", "Sent", "hash_of", "is_hole", "serve"]
-
 GROUP, TOPIC = "campaign", "t"
 
 #: Keys of a partition. Few, so that shares often end at a key's own hash.

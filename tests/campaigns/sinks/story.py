@@ -15,8 +15,6 @@ from tests.campaigns.sinks.member import Place
 from tests.sinks.conftest import running_postgres
 from tests.sinks.test_pgbouncer import Pooled
 
-__all__ = ["add_arguments", "runs"]
-
 #: Place → its share of the records.
 SHARES = {"sqlite": 0.1, "postgres": 0.45, "pgbouncer": 0.45}
 

@@ -45,8 +45,6 @@ from rationalizer.wire.wellformed import (
 from tests.campaigns.small_scope.groups import ADMIN, GROUP, HALF, START_MS, TOPIC, GroupScope
 from tests.campaigns.small_scope.search import BrokenError, Explored, State, search, transitions
 
-__all__ = ["CHECKPOINT_DEPTH", "explore_checkpoints", "tell_all"]
-
 #: Records in a row by default.
 CHECKPOINT_DEPTH = 6
 MEMBERS = (("a", "a1"), ("a", "a2"), ("b", "b1"))

@@ -44,8 +44,6 @@ from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 from tests.campaigns.small_scope.search import BrokenError, Explored, Part, State, search, transitions
 from tests.rationalizer.samples import other_records
 
-__all__ = ["GROUP_DEPTH", "explore_groups"]
-
 GROUP, TOPIC = "g", "t"
 SESSION = 100
 START_MS = 1_000_000

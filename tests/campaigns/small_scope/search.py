@@ -11,8 +11,6 @@ from typing import Any, Protocol
 
 from rationalizer import codes
 
-__all__ = ["BrokenError", "Explored", "Part", "Scope", "State", "search", "transitions"]
-
 #: States per task of a process.
 CHUNK = 500
 

@@ -56,8 +56,6 @@ from tests.rationalizer.oracle import OracleWorld
 from tests.rationalizer.oracle.compare import same_outcome
 from tests.rationalizer.small_limits import small_limits
 
-__all__ = ["BEGINNINGS", "SHARING_DEPTH", "explore_sharing", "tell_sharing"]
-
 #: Records in a row by default.
 SHARING_DEPTH = 5
 HI = SESSION = 100

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 from tests.campaigns.frame import Violation
 
-__all__ = ["Input", "Output", "Partition", "Read", "check", "check_order"]
-
 
 @dataclass(frozen=True, slots=True)
 class Input:

@@ -22,8 +22,6 @@ from confluent_kafka.admin import AdminClient
 
 from tests.campaigns.transactions.check import Input, Output, Read
 
-__all__ = ["Ground", "Offsets", "Reader", "Writer"]
-
 #: The handler of every n-th input fails for good.
 FAILS_EVERY = 41
 

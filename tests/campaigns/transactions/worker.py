@@ -21,8 +21,6 @@ from tests.campaigns.chaos.worker import Job as PlainJob
 from tests.campaigns.chaos.worker import lived, working
 from tests.campaigns.transactions.check import Output
 
-__all__ = ["KINDS", "WORKER", "Job", "run"]
-
 #: This module, for the process that starts workers.
 WORKER = "tests.campaigns.transactions.worker"
 

@@ -13,8 +13,6 @@ from kafka_marshal.types import Key
 from rationalizer import key_hash
 from tests.engine.harness import FakeMessage, Member, Net
 
-__all__ = ["CountingMember", "Store", "begun", "fits"]
-
 #: What was counted of one partition: offset → how often.
 Counts = Counter[int]
 

@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 import pytest
 
-from rationalizer.groups.assignors import NOBODY, STRATEGIES, Before, Target, compute_targets
+from benchmarks.groups import GROUP, Fleet, join
+from rationalizer import ConfigureGroup
+from rationalizer.groups import assignors
+from rationalizer.groups.assignors import NOBODY, STRATEGIES, Before, Lot, Target, compute_targets, deal_to_newcomer
 from tests.rationalizer.groups import naive
 
 LAST = 2**63 - 1
@@ -38,47 +41,6 @@ def share(
 
 
 # -- K3 -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("strategy", ["roundrobin", "sticky"])
-def test_five_members_on_three_partitions(strategy: str) -> None:
-    assert share(strategy, 5, 3) == [[1, 4], [2, 5], [3]]
-
-
-def test_five_members_in_ranges() -> None:
-    assert share("range", 5, 3) == [[1, 2], [3, 4], [5]]
-    assert share("range", 5, 2) == [[1, 2, 3], [4, 5]]
-
-
-@pytest.mark.parametrize("strategy", ALL_STRATEGIES)
-def test_where_sharing_is_not_allowed_members_are_idle(strategy: str) -> None:
-    assert share(strategy, 5, 3, allowed=False) == [[1], [2], [3]]
-
-
-def test_some_did_not_opt_in() -> None:
-    assert share("roundrobin", 7, 4, without=[2, 6]) == [[1, 5], [3, 7], [4], [2]]
-
-
-@pytest.mark.parametrize(
-    ("strategy", "expected"),
-    [
-        ("roundrobin", {"t0": [1], "t1": [2, 3], "t2": [3, 3, 3]}),
-        ("sticky", {"t0": [1], "t1": [2, 2], "t2": [3, 3, 3]}),
-    ],
-)
-def test_unequal_subscriptions(strategy: str, expected: dict[str, list[int]]) -> None:
-    subscribers = {"t0": [1, 2, 3], "t1": [2, 3], "t2": [3]}
-    counts = {"t0": 1, "t1": 2, "t2": 3}
-    assert compute_targets(strategy, subscribers, counts, set(), set(), {}, nothing) == expected
-
-
-def test_one_more_member_moves_81_of_900_partitions() -> None:
-    first = compute_targets("sticky", {"t": range(10)}, {"t": 900}, set(), set(), {}, nothing)
-    was = first["t"]
-    before = {"t": Before([*slots(was)], [*slots(was)])}
-    now = compute_targets("sticky", {"t": range(11)}, {"t": 900}, set(), set(), before, nothing)["t"]
-    assert sum(old != new for old, new in zip(was, now, strict=True)) == 81
-    assert sorted(Counter(slots(now)).values()) == [81] * 2 + [82] * 9
 
 
 def slots(targets: Iterable[Target]) -> list[int]:
@@ -306,3 +268,80 @@ def test_many_moves_cost_in_proportion() -> None:
         lambda: compute_targets("sticky", {"a": [0, 1, 2], "b": [0, 1]}, counts, set(), set(), before, nothing), 3
     )
     assert cost < 300 * best_of(lambda: Counter([0, 1] * 10_000))  # it is about 110
+
+
+# A member joins equals: the short way of `sticky` gives what the long way gives, and a starting fleet takes it.
+
+
+ROUNDS = 3_000
+
+
+def some_lots(chance: random.Random) -> list[Lot]:
+    """Mostly those of a level group that a member joins; some are not, in one way or another."""
+    slots = sorted(chance.sample(range(30), chance.randint(1, 9)))
+    fresh = set(chance.sample(slots, chance.choice([0, 1, 1, 1, 2]) % len(slots)))
+    old = [slot for slot in slots if slot not in fresh]
+    sizes = [chance.randint(0, 12) for _ in range(chance.randint(1, 4))]
+    had = [old[place % len(old)] for place in range(sum(sizes))]
+    chance.shuffle(had)
+    for _ in range(chance.choice([0, 0, 0, 1, 3]) if had else 0):
+        had[chance.randrange(len(had))] = chance.choice([*slots, NOBODY, 99])
+    lots, rest = [], iter(had)
+    for size in sizes:
+        had = [next(rest) for _ in range(size)]
+        owned = [slot if chance.random() < 0.7 else chance.choice([*old, NOBODY]) for slot in had]
+        if chance.random() < 0.1:
+            owned = [chance.choice(slots) for _ in had]
+        takers = slots if chance.random() < 0.95 else slots[: max(1, len(slots) - 1)]
+        longer = [slots[0]] if chance.random() < 0.05 else []
+        lots.append(Lot(takers, size, had[: size - (chance.random() < 0.05)] + longer, owned))
+    return lots
+
+
+def test_the_short_way_gives_what_the_long_way_gives() -> None:
+    chance = random.Random(50)
+    moved = stayed = 0
+    for _ in range(ROUNDS):
+        lots = some_lots(chance)
+        found = deal_to_newcomer(lots)
+        if found is None:
+            continue
+        assert found == assignors._deal_anything(lots)
+        are_moved = found != [list(lot.had[: lot.size]) for lot in lots]
+        moved, stayed = moved + are_moved, stayed + (not are_moved)
+    assert moved > ROUNDS / 10
+    assert stayed > ROUNDS / 10
+
+
+@pytest.mark.parametrize("topics", [(("t", 60),), (("t", 7),), (("a", 31), ("b", 1), ("c", 100))])
+def test_a_fleet_that_starts_takes_the_short_way(
+    topics: tuple[tuple[str, int], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_way: list[int] = []
+    deal = assignors._deal_anything
+
+    def counted(lots: Iterable[Lot]) -> list[list[int]]:
+        long_way.append(1)
+        return deal([*lots])
+
+    monkeypatch.setattr(assignors, "_deal_anything", counted)
+    fleet = Fleet()
+    for number in range(100):
+        fleet.append(join(number, topics))
+    assert len(long_way) == 1  # the first member gets all
+    assert set(fleet.world.accepted) == {"OK"}
+
+
+# -- Rows of the canonical state are copies: those kept do not change with the world ------------------------------
+
+
+def test_the_pieces_of_a_partition_that_is_shared_by_key_are_copied_too() -> None:
+    fleet = Fleet()
+    fleet.append(ConfigureGroup("1", "admin", GROUP, (("accept_range_fetch", ("t",)),)))
+    for number in range(2):
+        fleet.append(join(number, (("t", 1),)))
+    group = fleet.world.group(GROUP)
+    assert group is not None
+    rows, before = fleet.world.rows(), repr(fleet.world.rows())
+    group.pieces["t"].cut[0].reverse()
+    assert repr(rows) == before

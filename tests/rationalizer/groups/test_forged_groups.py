@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 from msgpack import packb, unpackb
 
-from rationalizer import SnapshotError, Upgrade, World, encode
+from rationalizer import Record, SnapshotError, Upgrade, World, decode, encode
 from rationalizer import state as state_module
 from rationalizer.groups import canonical
-from rationalizer.limits import MAX_KEY_HASH
+from rationalizer.groups.checkpoints import Checkpoints, Kept, Version, saved_nowhere
+from rationalizer.levels import SUPPORTED_LEVEL
+from rationalizer.limits import MAX_KEY_HASH, MAX_KEY_PIECES, MAX_OLD_WEIGHT
+from rationalizer.progress import Progress
 from rationalizer.routing import route_group
+from rationalizer.wire.codec import RejectedValueError
 from rationalizer.wire.records import (
     ClaimingPartition,
     CommitEntry,
@@ -26,8 +30,11 @@ from rationalizer.wire.records import (
     JoinGroup,
     LeaveGroup,
 )
-from rationalizer.wire.wellformed import LET_GO, START
+from rationalizer.wire.wellformed import LET_GO, PERIODIC, PINNED, START
+from tests.rationalizer.group_values import EDGES, GOOD, level_of
 from tests.rationalizer.log import COMPILED
+from tests.rationalizer.oracle import judge, shortest
+from tests.rationalizer.oracle.spelling import EVERYTHING_ODD, paths, replaced, spell
 
 TOP = MAX_KEY_HASH
 #: What is a mark in CP 0 of 2.
@@ -280,3 +287,100 @@ def test_a_group_of_both_kinds_is_refused() -> None:
     state[4], state[7] = 2, [[HOME, 0, None, [True, [], 1_800_000, 60_000], [], [], []]]
     with pytest.raises(SnapshotError, match="both claimed and coordinated"):
         World.restore(packb(state), 1)
+
+
+# Limits of checkpoints: the weight of older versions (X6), pieces of states (X5), and what a snapshot lists (S2).
+
+
+def version(checkpoint: int, ranges: int) -> Version:
+    progress = Progress()
+    if ranges:
+        progress.commit([(2 * number + 5, 2 * number + 5) for number in range(ranges)])
+    return Version(checkpoint, None, progress, None)
+
+
+def test_the_oldest_periodic_checkpoints_go_where_older_versions_weigh_too_much() -> None:
+    checkpoints = Checkpoints(64, False)
+    checkpoints.complete(Kept(1, 0, PINNED, {("t", 0): version(1, 0)}))
+    each = version(2, 60_000).weight
+    for number in range(2, 40):
+        checkpoints.complete(Kept(number, 0, PERIODIC, {("t", 0): version(number, 60_000)}))
+    fit = (MAX_OLD_WEIGHT - 4) // each
+    assert [kept.id for kept in checkpoints.kept] == [1, *range(39 - fit, 40)]
+    assert checkpoints.old_weight == 4 + fit * each
+    assert checkpoints.size() == 2 * (fit + 2)
+
+
+def test_what_is_dropped_or_undone_is_weighed_no_more() -> None:
+    checkpoints = Checkpoints(64, False)
+    for number in range(1, 6):
+        kind = PINNED if number == 1 else PERIODIC
+        checkpoints.complete(Kept(number, 0, kind, {("t", number % 2): version(number, number)}))
+    for checkpoint in (3, 2):
+        checkpoints.drop(checkpoint)
+        assert checkpoints.old_weight == weight(checkpoints)
+    assert checkpoints.go_back(1) == {("t", 0), ("t", 1)}
+    assert (checkpoints.old_weight, weight(checkpoints)) == (0, 0)
+    assert {key: found.checkpoint for key, found in checkpoints.seen.items()} == {("t", 1): 1}
+
+
+def weight(checkpoints: Checkpoints) -> int:
+    """Of all versions that the newest does not see, by counting."""
+    seen = set(map(id, checkpoints.seen.values()))
+    found = [each for several in checkpoints.all_versions().values() for each in several]
+    return sum(each.weight for each in found if id(each) not in seen)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_states_have_room_for_no_more_pieces_than_done_through(more: int) -> None:
+    states = saved_nowhere()
+    for number in range((MAX_KEY_PIECES - 2) // 2):
+        states.commit_key_range(4 * number + 1, 4 * number + 1, 7)
+    assert states.piece_count == MAX_KEY_PIECES - 1
+    if more:
+        states.commit_key_range(2**60, 2**63 - 1, 7)
+    assert states.has_room(2**59, 2**59, 9) == (states.piece_count + 2 <= MAX_KEY_PIECES)
+    assert states.has_room(1, 1, 9)
+
+
+# -- Records of coordinated groups with an odd value in any one place are read as by the oracle (E2) --------------
+
+
+HEAD = ["1", "a", "g"]
+
+
+def _outcome(value: bytes) -> tuple[str | None, str | None]:
+    """The code, if it is one of reading, and the name of the type."""
+    world = World(0, 1)
+    world.apply(0, 0, encode(Upgrade("1", "a", "g", SUPPORTED_LEVEL)))
+    outcome = world.apply(1, 0, value)
+    of_reading = outcome.code in ("MALFORMED", "UNSUPPORTED_VERSION", "UNKNOWN_TYPE")
+    return (outcome.code if of_reading else None), outcome.type
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_e6_an_odd_thing_in_each_place(kind: int) -> None:
+    good: list[Any] = [level_of(kind), kind, *HEAD, *GOOD[kind]]
+    for path in paths(good):
+        for odd in EVERYTHING_ODD:
+            value = spell(replaced(good, path, odd))
+            judged = judge(value, SUPPORTED_LEVEL, 0, 1)
+            assert _outcome(value) == (judged.code, judged.type), (path, odd)
+
+
+def test_e2_each_bound_of_each_field_and_one_beyond() -> None:
+    for kind, fields, fits in EDGES:
+        level = level_of(kind)
+        value = shortest([level, kind, *HEAD, *fields])
+        code, name = _outcome(value)
+        assert (code is None) == fits, (kind, str(fields)[:200])
+        assert name is not None
+        if fits:
+            record = decode(value, level)
+            assert isinstance(record, Record)
+            assert decode(encode(record), level) == record
+        else:
+            with pytest.raises(RejectedValueError):
+                decode(value, level)
+        with pytest.raises(RejectedValueError):
+            decode(value, level - 1)

@@ -49,27 +49,6 @@ from kafka_marshal.ports import Message, TopicInfo
 from kafka_marshal.types import Start
 from rationalizer import Heartbeat, Outcome, World, encode
 
-__all__ = [
-    "GROUP",
-    "HI",
-    "MESSAGES",
-    "PARTITIONS",
-    "TOPIC",
-    "Belief",
-    "Entry",
-    "HandedOut",
-    "Member",
-    "Moved",
-    "Shape",
-    "begun",
-    "called",
-    "done",
-    "forget",
-    "reached",
-    "read",
-    "taken",
-]
-
 GROUP: Final = "g"
 TOPIC: Final = "t"
 PARTITIONS: Final = (0, 1)

@@ -12,8 +12,6 @@ from tests.campaigns.small_scope.engine.searching import explore_engines
 from tests.campaigns.small_scope.engine.situation import MoveKind
 from tests.figures import keep_figures
 
-__all__ = ["EFFECTS", "tell"]
-
 #: What an engine can want done that a search must have met; a record each, but for what admins write.
 EFFECTS = frozenset(
     [

@@ -9,8 +9,6 @@ from tests.campaigns.small_scope.engine.member import HI, LENGTH, PARTITIONS, Ha
 from tests.campaigns.small_scope.engine.situation import Situation, Standing, Truth, trusted
 from tests.campaigns.small_scope.records import BrokenError
 
-__all__ = ["CHECKED", "accounted", "check", "check_all_told"]
-
 #: For people: what is checked after each move.
 CHECKED = """\
 - no two members trust a lease at once; who trusts one holds it in the log, and until 2 HI - margin after its last

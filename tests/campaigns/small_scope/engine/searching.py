@@ -28,8 +28,6 @@ from tests.campaigns.small_scope.engine.situation import (
 )
 from tests.campaigns.small_scope.records import BrokenError
 
-__all__ = ["SCENARIOS", "Found", "Scenario", "explore_engines", "search"]
-
 T = TypeVar("T")
 
 #: Of the situations visited, one in this number is continued without faults, to see that all is owned and done in time.

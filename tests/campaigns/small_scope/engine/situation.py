@@ -26,20 +26,6 @@ from tests.campaigns.small_scope.engine.member import (
     Shape,
 )
 
-__all__ = [
-    "forget",
-    "Move",
-    "MoveKind",
-    "Situation",
-    "Standing",
-    "Truth",
-    "begin",
-    "carry_out",
-    "joined",
-    "moves",
-    "trusted",
-]
-
 T = TypeVar("T")
 
 #: The broker's clock when all members' clocks are at 0 (ms).
