@@ -30,10 +30,13 @@ from kafka_marshal.errors import AdminError
 from kafka_marshal.testing import LocalBroker
 from rationalizer import ConfigureGroup, Upgrade, key_hash
 from rationalizer.levels import SHARING_LEVEL
+from tests.cli.conftest import command, environment
 from tests.cli.harness import Command
 from tests.client.conftest import HI, Scene, Worker, wait_until
 from tests.client.running import HOW, KINDS, QUICK, Crew, Handlers, Running, done_of, places, publish
 from tests.client.test_group import CPS
+
+__all__ = ["command", "environment"]
 
 
 class Bad:

@@ -22,6 +22,7 @@ from kafka_marshal import Attempt, ConfigurationError, Hooks, Retry
 from kafka_marshal.client.workers import MOST_IN_TURN, Ready
 from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.observe import problems
+from tests.cli.conftest import command, environment
 from tests.cli.harness import Command
 from tests.client.conftest import HI, Worker, take, wait_until
 from tests.client.running import (
@@ -38,6 +39,8 @@ from tests.client.running import (
     publish,
 )
 from tests.client.test_group import SESSION
+
+__all__ = ["command", "environment"]
 
 # Order, and all of it.
 

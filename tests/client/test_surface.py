@@ -578,7 +578,6 @@ def test_help_and_reprs_say_what_there_is(marshal: Marshal, cluster: MemoryClust
             "park",
             "pause",
             "poll",
-            "position",
         ),
         *("lost_positions", "resume", "run", "seek", "stop", "stopping", "stuck", "transaction"),
         "unprocessed",

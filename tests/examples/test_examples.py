@@ -28,7 +28,8 @@ import confluent_kafka
 from pyspark.sql import DataFrame as DataFrame, SparkSession, functions
 from kafka_marshal import Attempt as Attempt, Batch, Consumer, Marshal as Marshal, Message as Message, OffsetRange
 from kafka_marshal.admin import Admin
-from kafka_marshal import LeaseLostError as LeaseLostError, Retry as Retry
+from kafka_marshal import Batches as Batches, Claims as Claims, Group as Group, Keys as Keys
+from kafka_marshal import LeaseLostError as LeaseLostError, Retry as Retry, Transactions as Transactions
 from kafka_marshal.checkpoints import Folder, RestorePiece
 from kafka_marshal.pipeline.claimed import ClaimedBatch as ClaimedBatch, ClaimedBatches
 from kafka_marshal.sinks import SqliteSink
