@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -57,7 +58,8 @@ class Worker:
             **options,
         }
         command = [sys.executable, str(Path(__file__).with_name(program)), json.dumps(arguments)]
-        self.process = subprocess.Popen(command)
+        paths = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
+        self.process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths})
 
     def lines(self) -> list[dict[str, Any]]:
         """Its complete lines of output."""
