@@ -41,17 +41,17 @@ def tell_a_story(scene: Scene, folder: Path) -> set[int]:
             if batch.last >= PARKED:
                 break
     workers = [scene.worker(f"w{n}", topic, folder, how="shared", pause_s=0.01, max_messages=10) for n in range(2)]
-    wait_until(lambda: all(worker.offsets() for worker in workers))
+    wait_until(lambda: all(worker.offsets() for worker in workers), 180)
     scene.publish(topic, 1, MESSAGES)
     victim, other = workers
     before = len(victim.lines())
-    wait_until(lambda: len(victim.lines()) > before + 2)
+    wait_until(lambda: len(victim.lines()) > before + 2, 180)
     victim.kill()
-    wait_until(lambda: any(line["count"] == 2 for line in handled([other])))
+    wait_until(lambda: any(line["count"] == 2 for line in handled([other])), 180)
     with Admin(scene.bootstrap, topic=scene.coordination) as admin:
         admin.redrive(scene.group, [(topic, 0, PARKED)])
-        wait_until(lambda: PARKED in {line["offset"] for line in handled([other])})
-    wait_until(lambda: len({x["offset"] for x in handled(workers)}) > MESSAGES)
+        wait_until(lambda: PARKED in {line["offset"] for line in handled([other])}, 180)
+    wait_until(lambda: len({x["offset"] for x in handled(workers)}) > MESSAGES, 180)
     again = {line["offset"] for line in handled([other]) if line["count"] == 2}
     other.terminate()
     scene.publish(topic, 1, 1)
@@ -61,7 +61,7 @@ def tell_a_story(scene: Scene, folder: Path) -> set[int]:
         batch.park(aside, "Worse")
         batch.done()
         with Admin(scene.bootstrap, topic=scene.coordination) as admin:
-            wait_until(lambda: admin.open_messages(scene.group, parked=True))
+            wait_until(lambda: admin.open_messages(scene.group, parked=True), 180)
             admin.discard(scene.group, [(topic, 0, aside.offset() or 0)])
     return again
 

@@ -680,11 +680,11 @@ def _check_start(worlds: Mapping[int, World], name: str) -> None:
         raise AdminError(f"group {name!r} takes checkpoints already. Nothing was changed")
     for topic, partition, kept in group.all_progress():
         if kafka_counts(kept.progress):
-            position = quote(f"{topic}:{partition}={kept.progress.stable + 1}")
+            position = f"{topic}:{partition}={kept.progress.stable + 1}"
             raise AdminError(
                 f"group {name!r} processes in transactions ({topic} [{partition}]), and Kafka's offset can't go back "
                 "with a checkpoint. Nothing was changed. Set the position of each such partition, which ends that: "
-                f"kafka-marshal release-group {quote(name)} --partition {position}"
+                f"kafka-marshal release-group {quote(name)} --partition {quote(position)}"
             )
     for topic, partition, kept in group.all_progress():
         if kept.progress.holes is not None:
