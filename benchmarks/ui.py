@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from msgpack import packb
 
 from benchmarks.common import Row, bench_kafka, report
-from kafka_marshal.ui.archive import Archive
+from kafka_marshal.ui.archive import Histories
 from kafka_marshal.ui.fold import History
 from kafka_marshal.ui.server import SWITCH_S
 from rationalizer import ClaimingPartition, HeartbeatBatch, World, route_lease
@@ -119,7 +119,7 @@ def write(story: Story, pipe: Connection) -> None:
     pipe.send_bytes(b"")
 
 
-def read(story: Story, archive: Archive) -> float:
+def read(story: Story, archive: Histories) -> float:
     """Fold the log into the archive; returns processor seconds."""
     history = archive.whole = History(CPS)
     ours, theirs = multiprocessing.Pipe(duplex=False)
@@ -138,7 +138,7 @@ def read(story: Story, archive: Archive) -> float:
     return spent
 
 
-def serve(archive: Archive) -> str:
+def serve(archive: Histories) -> str:
     """Serve it; the address."""
     import uvicorn
 
@@ -290,7 +290,7 @@ def main() -> None:
     from playwright.sync_api import sync_playwright
 
     story = Story(args.records or (200_000 if args.short else 10_000_000), args.partitions)
-    archive = Archive("__marshal", is_live=False)
+    archive = Histories("__marshal", is_live=False)
     sys.setswitchinterval(SWITCH_S)
     spent: list[float] = []
     reading = threading.Thread(target=lambda: spent.append(read(story, archive)), daemon=True)

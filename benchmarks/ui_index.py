@@ -21,7 +21,7 @@ from benchmarks.common import Row, report
 from benchmarks.ui import CPS, GROUP, Story, limit
 from kafka_marshal.ui import archive as archives
 from kafka_marshal.ui import folding
-from kafka_marshal.ui.archive import Archive, read_dump
+from kafka_marshal.ui.archive import Histories, read_dump
 from kafka_marshal.ui.fold import History
 from kafka_marshal.ui.kept import pack, unpack
 from kafka_marshal.ui.moments import Moment
@@ -65,7 +65,7 @@ def fold(path: Path, cores: int) -> tuple[History, float, float, float]:
     """The history, seconds, seconds of processor, and memory (MiB)."""
     archives.DUMP_AT_LEAST = 0  # type: ignore[misc]
     folding.processes = lambda: cores
-    archive, most, stop = Archive("?", is_live=False), [0.0], threading.Event()
+    archive, most, stop = Histories("?", is_live=False), [0.0], threading.Event()
 
     def sample() -> None:
         while not stop.wait(0.1):

@@ -4,7 +4,7 @@ A `Part` is one kind of thing (a lease, a group, a member); its fields stand in 
 lists which level added a part, or a field to an older part. What a later level added comes last in a row, is not there
 below that level, and is left out where it has its default: so rows that do not use it keep their bytes.
 
-To add a field: an attribute of the thing, a `Field` here, its name in `levels.py`. Everything that reads a state
+To add a field: an attribute of the thing, a `StateField` here, its name in `levels.py`. Everything that reads a state
 follows: snapshots and digests, dumps, the simulation's comparison, the scripts' words.
 """
 
@@ -52,7 +52,7 @@ def _below(left: Any, right: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class StateField:
     """One field of the canonical state. `rule`: what a value read back has to be in itself."""
 
     name: str
@@ -81,9 +81,9 @@ class Shown:
 class Part:
     """One kind of thing in a state."""
 
-    def __init__(self, name: str, *entries: Field | Shown) -> None:
+    def __init__(self, name: str, *entries: StateField | Shown) -> None:
         self.name = name
-        self.fields = tuple([entry for entry in entries if isinstance(entry, Field)])
+        self.fields = tuple([entry for entry in entries if isinstance(entry, StateField)])
         self.since = level_of_state(name)
         #: Fields that a later level added, with that level.
         self.later = tuple([(f, level) for f in self.fields if (level := level_of_state(name, f.name)) > self.since])
@@ -148,7 +148,7 @@ class Part:
                             del found[field.key or field.name]
         return found
 
-    def _to_show(self, entry: Field | Shown) -> tuple[str, Callable[[Any, int], object]] | None:
+    def _to_show(self, entry: StateField | Shown) -> tuple[str, Callable[[Any, int], object]] | None:
         if isinstance(entry, Shown):
             return entry.key, entry.get
         if entry.key is None:
@@ -211,8 +211,8 @@ _METADATA: Final = Rule(ok.is_metadata, "nil or text")
 
 _DONE: Final = (
     Shown("stable", lambda thing, _: _or_null(thing.progress.stable)),
-    Field("done_through", _ARRAY, "progress.done_through", json=_done_json),
-    Field("ranges", _ARRAY, "progress.ranges", json=_ranges_json),
+    StateField("done_through", _ARRAY, "progress.done_through", json=_done_json),
+    StateField("ranges", _ARRAY, "progress.ranges", json=_ranges_json),
 )
 
 
@@ -223,9 +223,9 @@ def _holder(lease: Any, _: int) -> dict[str, str] | None:
 #: A pause (C10): `Pause`.
 PAUSE: Final = Part(
     "pause",
-    Field("group_id", ok.ID, key="group"),
-    Field("client_id", ok.ID, key="client"),
-    Field("expires", ok.TIME),
+    StateField("group_id", ok.ID, key="group"),
+    StateField("client_id", ok.ID, key="client"),
+    StateField("expires", ok.TIME),
 )
 
 
@@ -237,34 +237,34 @@ def _of_holder(name: str) -> Callable[[Any, int], object]:
 #: A share of a lease: `Share`.
 SHARE: Final = Part(
     "share",
-    Field("epoch", ok.EPOCH),
-    Field("client_id", ok.ID, key=None),
-    Field("instance_id", ok.ID, key=None),
+    StateField("epoch", ok.EPOCH),
+    StateField("client_id", ok.ID, key=None),
+    StateField("instance_id", ok.ID, key=None),
     Shown("holder", lambda share, _: {"client": share.client_id, "instance": share.instance_id}),
-    Field("heartbeat_interval_ms", ok.HEARTBEAT_INTERVAL),
-    Field("last_beat", ok.TIME),
+    StateField("heartbeat_interval_ms", ok.HEARTBEAT_INTERVAL),
+    StateField("last_beat", ok.TIME),
     Shown("freshness", lambda share, log_time: share.freshness(log_time)),
-    Field("lo", ok.POSITION, key=None),
-    Field("hi", ok.POSITION, key=None),
+    StateField("lo", ok.POSITION, key=None),
+    StateField("hi", ok.POSITION, key=None),
     Shown("keys", lambda share, _: None if share.by_batches else [share.lo, share.hi]),
 )
 
 #: Offsets that are open: `Hole`.
 HOLE: Final = Part(
     "hole",
-    Field("first", ok.MESSAGE_OFFSET),
-    Field("last", ok.MESSAGE_OFFSET),
-    Field("owner", ok.POSITION, json=_or_null),
-    Field("since", ok.OFFSET),
-    Field("attempts", ok.OFFSET),
-    Field("key_hash", ok.POSITION, json=_or_null),
-    Field("reason", ok.REASON_OR_NIL, key="parked"),
+    StateField("first", ok.MESSAGE_OFFSET),
+    StateField("last", ok.MESSAGE_OFFSET),
+    StateField("owner", ok.POSITION, json=_or_null),
+    StateField("since", ok.OFFSET),
+    StateField("attempts", ok.OFFSET),
+    StateField("key_hash", ok.POSITION, json=_or_null),
+    StateField("reason", ok.REASON_OR_NIL, key="parked"),
 )
 
 
-def _one(name: str, part: Part) -> Field:
+def _one(name: str, part: Part) -> StateField:
     """A field that is a thing itself, or None."""
-    return Field(
+    return StateField(
         name,
         _ANY,
         row=lambda thing, level: None if thing is None else part.row(thing, level),
@@ -272,9 +272,9 @@ def _one(name: str, part: Part) -> Field:
     )
 
 
-def _many(name: str, part: Part, path: str = "", rule: Rule = _ARRAY_OR_NONE) -> Field:
+def _many(name: str, part: Part, path: str = "", rule: Rule = _ARRAY_OR_NONE) -> StateField:
     """A field that is a list of things; None: there are none."""
-    return Field(
+    return StateField(
         name,
         rule,
         path,
@@ -288,21 +288,21 @@ _HOLES: Final = _many("holes", HOLE, "progress.holes")
 #: A lease of a claimed group: `Lease`.
 LEASE: Final = Part(
     "lease",
-    Field("group_id", ok.ID, key="group"),
-    Field("topic", ok.TOPIC),
-    Field("partition", ok.PARTITION, key="topic_partition"),
-    Field("client_id", ok.or_nil(ok.ID), key=None),
-    Field("instance_id", ok.or_nil(ok.ID), key=None),
+    StateField("group_id", ok.ID, key="group"),
+    StateField("topic", ok.TOPIC),
+    StateField("partition", ok.PARTITION, key="topic_partition"),
+    StateField("client_id", ok.or_nil(ok.ID), key=None),
+    StateField("instance_id", ok.or_nil(ok.ID), key=None),
     Shown("holder", _holder),
-    Field("epoch", ok.EPOCH, key=None),
+    StateField("epoch", ok.EPOCH, key=None),
     Shown("epoch", _of_holder("epoch")),
-    Field("heartbeat_interval_ms", ok.HEARTBEAT_INTERVAL_OR_NONE, key=None),
+    StateField("heartbeat_interval_ms", ok.HEARTBEAT_INTERVAL_OR_NONE, key=None),
     Shown("heartbeat_interval_ms", _of_holder("heartbeat_interval_ms")),
-    Field("last_beat", ok.TIME, key=None),
+    StateField("last_beat", ok.TIME, key=None),
     Shown("last_beat", _of_holder("last_beat")),
     Shown("freshness", lambda lease, log_time: lease.freshness(log_time)),
     *_DONE,
-    Field("granted", ok.POSITION, "progress.granted", json=_or_null),
+    StateField("granted", ok.POSITION, "progress.granted", json=_or_null),
     _many("shares", SHARE),
     _HOLES,
 )
@@ -311,7 +311,7 @@ LEASE: Final = Part(
 SETTINGS: Final = Part(
     "settings",
     *(
-        Field(name, Rule(holds, "a value that it can have"), json=lambda value, _: _as_list(value))
+        StateField(name, Rule(holds, "a value that it can have"), json=lambda value, _: _as_list(value))
         for name, holds in ok.SETTING_RULES.items()
     ),
 )
@@ -319,25 +319,25 @@ SETTINGS: Final = Part(
 #: A member of a coordinated group: `Member`.
 MEMBER: Final = Part(
     "member",
-    Field("slot", ok.OFFSET),
-    Field("member_id", ok.MEMBER_ID, key="member"),
-    Field("client_id", ok.ID, key="client"),
-    Field("instance_id", ok.ID, key="instance"),
-    Field("session_timeout_ms", ok.SESSION_TIMEOUT),
-    Field("allow_key_share", ok.BOOLEAN),
-    Field("pattern", ok.PATTERN),
-    Field("topics", _ARRAY, row=lambda topics, _: sorted(topics), json=lambda topics, _: sorted(topics)),
-    Field("last_beat", ok.TIME),
+    StateField("slot", ok.OFFSET),
+    StateField("member_id", ok.MEMBER_ID, key="member"),
+    StateField("client_id", ok.ID, key="client"),
+    StateField("instance_id", ok.ID, key="instance"),
+    StateField("session_timeout_ms", ok.SESSION_TIMEOUT),
+    StateField("allow_key_share", ok.BOOLEAN),
+    StateField("pattern", ok.PATTERN),
+    StateField("topics", _ARRAY, row=lambda topics, _: sorted(topics), json=lambda topics, _: sorted(topics)),
+    StateField("last_beat", ok.TIME),
     Shown("overdue", lambda member, log_time: member.is_overdue(log_time)),
-    Field("joined", ok.OFFSET),
+    StateField("joined", ok.OFFSET),
 )
 
 #: What is done of a partition of a coordinated group: `PartitionProgress`.
 PROGRESS: Final = Part(
     "progress",
-    Field("initial", ok.POSITION, json=_or_null),
+    StateField("initial", ok.POSITION, json=_or_null),
     *_DONE,
-    Field("metadata", _METADATA),
+    StateField("metadata", _METADATA),
     _HOLES,
 )
 
@@ -349,9 +349,9 @@ def _pieces_json(pieces: Sequence[tuple[int, ...]], _: int) -> list[list[int | N
 #: A partition of a coordinated group that has pieces or progress: `Assigned`.
 PARTITION: Final = Part(
     "partition",
-    Field("topic", ok.TOPIC),
-    Field("partition", ok.PARTITION, key="topic_partition"),
-    Field("pieces", _ARRAY, json=_pieces_json),
+    StateField("topic", ok.TOPIC),
+    StateField("partition", ok.PARTITION, key="topic_partition"),
+    StateField("pieces", _ARRAY, json=_pieces_json),
     _one("progress", PROGRESS),
 )
 
@@ -363,20 +363,20 @@ def _states_json(states: Sequence[tuple[int, int, int]], _: int) -> list[list[in
 #: What is done of a partition from one checkpoint on: `checkpoints.Version`.
 VERSION: Final = Part(
     "version",
-    Field("checkpoint", ok.OFFSET),
-    Field("states", _ARRAY, json=_states_json),
-    Field("done_through", _ARRAY, json=_done_json),
-    Field("ranges", _ARRAY, json=_ranges_json),
-    Field("metadata", _METADATA),
+    StateField("checkpoint", ok.OFFSET),
+    StateField("states", _ARRAY, json=_states_json),
+    StateField("done_through", _ARRAY, json=_done_json),
+    StateField("ranges", _ARRAY, json=_ranges_json),
+    StateField("metadata", _METADATA),
 )
 
 #: A partition of a group that takes checkpoints: `Assigned`. In S1 its versions are elements of the row itself.
 DATED: Final = Part(
     "dated",
-    Field("topic", ok.TOPIC),
-    Field("partition", ok.PARTITION, key="topic_partition"),
-    Field("pieces", _ARRAY, json=_pieces_json),
-    Field("initial", ok.or_nil(ok.POSITION), key=None),
+    StateField("topic", ok.TOPIC),
+    StateField("partition", ok.PARTITION, key="topic_partition"),
+    StateField("pieces", _ARRAY, json=_pieces_json),
+    StateField("initial", ok.or_nil(ok.POSITION), key=None),
     Shown("progress", lambda each, now: None if each.progress is None else PROGRESS.shown(each.progress, now)),
     _many("versions", VERSION, rule=_ARRAY),
 )
@@ -384,11 +384,11 @@ DATED: Final = Part(
 #: The open barrier of a group: `checkpoints.Barrier`.
 BARRIER: Final = Part(
     "barrier",
-    Field("id", ok.OFFSET),
-    Field("opened", ok.TIME),
-    Field("timeout_ms", ok.TIMEOUT),
-    Field("passing", ok.BOOLEAN),
-    Field(
+    StateField("id", ok.OFFSET),
+    StateField("opened", ok.TIME),
+    StateField("timeout_ms", ok.TIMEOUT),
+    StateField("passing", ok.BOOLEAN),
+    StateField(
         "answers",
         _ARRAY,
         "answer_rows",
@@ -399,10 +399,10 @@ BARRIER: Final = Part(
 #: The checkpoints of a group: `Checkpoints`.
 CHECKPOINTS: Final = Part(
     "checkpoints",
-    Field("keep", ok.KEEP),
-    Field("hold", ok.BOOLEAN),
+    StateField("keep", ok.KEEP),
+    StateField("hold", ok.BOOLEAN),
     _one("barrier", BARRIER),
-    Field("kept", _ARRAY, "rows", json=lambda rows, _: [list(row) for row in rows]),
+    StateField("kept", _ARRAY, "rows", json=lambda rows, _: [list(row) for row in rows]),
 )
 
 
@@ -420,25 +420,25 @@ def _partition_json(each: Any, now: int) -> dict[str, Any]:
 #: A coordinated group: `Group`.
 GROUP: Final = Part(
     "group",
-    Field("group_id", ok.ID, key="group"),
+    StateField("group_id", ok.ID, key="group"),
     Shown("state", lambda group, log_time: group.state(log_time)),
-    Field("generation", ok.GENERATION),
-    Field("strategy", ok.or_nil(ok.STRATEGY)),
-    Field("settings", _ARRAY, row=SETTINGS.row, json=SETTINGS.shown),
-    Field(
+    StateField("generation", ok.GENERATION),
+    StateField("strategy", ok.or_nil(ok.STRATEGY)),
+    StateField("settings", _ARRAY, row=SETTINGS.row, json=SETTINGS.shown),
+    StateField(
         "topics",
         _ARRAY,
         "counts",
         row=lambda counts, _: sorted(counts.items()),
         json=lambda counts, _: dict(sorted(counts.items())),
     ),
-    Field(
+    StateField(
         "members",
         _ARRAY,
         row=lambda members, level: MEMBER.rows(members.values(), level),
         json=lambda members, log_time: [MEMBER.shown(member, log_time) for member in members.values()],
     ),
-    Field(
+    StateField(
         "partitions",
         _ARRAY,
         "assigned",

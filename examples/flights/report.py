@@ -11,7 +11,7 @@ from typing import Final
 from flights.errors import DemoError
 from flights.findings import Findings
 from flights.timeline import draw
-from kafka_marshal.observe.report import Report
+from kafka_marshal.observe.report import ReportPage
 
 __all__ = ["CarrierLine", "Section", "write_report"]
 
@@ -101,10 +101,10 @@ def _page(
     picture: bytes,
     sections: Sequence[Section],
     commands: Sequence[tuple[str, str]],
-) -> Report:
+) -> ReportPage:
     noun = findings.noun
     title = f"kafka-marshal demo: {'equal' if findings.equal else 'not equal'}"
-    report = Report(title, findings.verdict_text(), good=findings.equal)
+    report = ReportPage(title, findings.verdict_text(), good=findings.equal)
     report.bullets(findings.differences(50))
     report.paragraph(" ".join(findings.sentences()))
     image = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
@@ -138,7 +138,7 @@ def _alternative(findings: Findings) -> str:
     return f"{findings.title()}. {'; '.join(rows)}."
 
 
-def _carriers(report: Report, carriers: Sequence[CarrierLine]) -> None:
+def _carriers(report: ReportPage, carriers: Sequence[CarrierLine]) -> None:
     rows = [
         (
             line.carrier,
@@ -153,7 +153,7 @@ def _carriers(report: Report, carriers: Sequence[CarrierLine]) -> None:
     _table(report, columns, rows, {1, 2, 3, 4}, empty="No flights.")
 
 
-def _section(report: Report, section: Section) -> None:
+def _section(report: ReportPage, section: Section) -> None:
     report.heading(section.title)
     if section.note:
         report.paragraph(section.note)
@@ -164,7 +164,7 @@ def _section(report: Report, section: Section) -> None:
 
 
 def _table(
-    report: Report, columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: set[int], empty: str = "None."
+    report: ReportPage, columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: set[int], empty: str = "None."
 ) -> None:
     if rows:
         report.table(columns, rows, numbers)

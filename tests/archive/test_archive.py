@@ -31,7 +31,7 @@ from kafka_marshal.pipeline.audit.invariants import Kind
 from kafka_marshal.pipeline.audit.kafka import read_archive
 from kafka_marshal.pipeline.audit.sources import DumpSource, Opened
 from kafka_marshal.pipeline.audit.task import Runner
-from kafka_marshal.ui.archive import Archive as PageArchive
+from kafka_marshal.ui.archive import Histories as PageArchive
 from kafka_marshal.ui.archive import read_around, read_kafka
 from kafka_marshal.ui.fold import History
 from kafka_marshal.ui.moments import Moment

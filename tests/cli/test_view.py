@@ -12,11 +12,11 @@ from kafka_marshal.cli.watch import deleted_notes, lag_cell
 from kafka_marshal.client.view import holdings
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.observe import stuck
-from kafka_marshal.observe.meter import LISTEN_S, BrokerClock, Meter, beyond, listening_s
+from kafka_marshal.observe.meter import LISTEN_S, BrokerClock, RateMeter, beyond, listening_s
 from kafka_marshal.observe.problems import places, problems_of
 from kafka_marshal.observe.rows import FOREIGN_COMMIT, NO_TOPIC, GroupRow, LeaseRow, PauseRow, partitions_of
 from kafka_marshal.observe.stuck import mark_held_back, mark_stuck
-from kafka_marshal.observe.view import View
+from kafka_marshal.observe.view import LiveView
 from kafka_marshal.types import OpenMessages
 from rationalizer import (
     ClaimingPartition,
@@ -41,7 +41,7 @@ class Metered:
 
     def __init__(self, window_ms: int = 10_000) -> None:
         self.world = World(0, 1)
-        self.meter = Meter(window_ms)
+        self.meter = RateMeter(window_ms)
         self.add(ClaimingPartition(*A, "t", 0, 100_000), 0)
 
     def add(self, record: Record, at: int) -> None:
@@ -125,7 +125,7 @@ def test_since_when_nothing_moves_and_since_when_its_holder_has_it() -> None:
 
 
 def test_unknown_leases_have_no_speed() -> None:
-    assert Meter(1_000).track(KEY).per_second is None
+    assert RateMeter(1_000).track(KEY).per_second is None
 
 
 def test_the_brokers_time_is_learned_from_fresh_records() -> None:
@@ -174,7 +174,7 @@ def test_who_is_at_work_is_heard_while_the_log_is_read(is_live: bool, monkeypatc
         claim = ClaimingPartition(f"host/{number}/0.2.0/x", f"w{number}", "g", "t", number, 3_000)
         appender.append(0, encode(claim))
     assert appender.flush(1.0) == 0
-    view = View(cluster, "__marshal", 5.0)
+    view = LiveView(cluster, "__marshal", 5.0)
     if is_live:
         appender.append(0, encode(Heartbeat("host/0/0.2.0/x", "w0", "g", "t", 0, 2, None)))
     view.catch_up(lambda done, of_all: None)
@@ -207,7 +207,7 @@ def test_a_row_of_the_log_has_its_open_messages() -> None:
     epoch = append(ClaimingPartition(*A, "t", 0, 600_000))
     append(SettlingMessages(*A, "t", 0, epoch, 99, open=((3, 4, None, 1),), parked=((5, 8, 5, "Bad"),)))
     append(Heartbeat(*A, "t", 0, epoch, 9))
-    view = View(cluster, "__marshal", 5.0)
+    view = LiveView(cluster, "__marshal", 5.0)
     view.catch_up(lambda done, of_all: None)
     view.look_at_data(["g"])
     (found,) = view.groups("g")[0].leases
@@ -567,7 +567,7 @@ class Shared:
 
     def __init__(self) -> None:
         self.world = World(0, 1)
-        self.meter = Meter(10_000)
+        self.meter = RateMeter(10_000)
         fleet = Fleet("g", 1, self.append)
         fleet.upgrade()
         fleet.configure(accept_range_fetch=("t",))

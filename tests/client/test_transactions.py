@@ -38,7 +38,7 @@ from kafka_marshal.admin.transfer import planned_export
 from kafka_marshal.client import health
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.node.jobs import progress_of_all
-from kafka_marshal.observe.view import View
+from kafka_marshal.observe.view import LiveView
 from kafka_marshal.ports import KafkaGroup
 from rationalizer import Upgrade, encode
 from tests.client.conftest import HI, Scene, wait_until
@@ -311,7 +311,7 @@ def test_an_offset_of_another_program_stops_the_partition(cluster: MemoryCluster
     [stuck] = wait_until(lambda: consumer.stuck)
     assert "another program has committed offset 2" in stuck.text and "release-group" in stuck.text
     assert marshal.health().stuck == (stuck,)
-    view = View(cluster, "__marshal", 10)  # what status, lag and check see
+    view = LiveView(cluster, "__marshal", 10)  # what status, lag and check see
     with closing(view.replica):
         view.catch_up(lambda done, of_all: None)
         view.look_at_data()

@@ -15,7 +15,7 @@ from kafka_marshal.errors import LogCutError
 from kafka_marshal.logs import RateLimitedLog
 from kafka_marshal.node import jobs
 from kafka_marshal.node.replica import Begin, Replica
-from kafka_marshal.observe.view import View
+from kafka_marshal.observe.view import LiveView
 from tests.client.conftest import wait_until
 from tests.faults.stories import GROUP, HI, TOPIC, answer, member, memory_cluster
 
@@ -90,7 +90,7 @@ def test_a_retention_is_reported_and_so_is_its_end(caplog: pytest.LogCaptureFixt
 def test_a_clock_that_is_set_back_is_reported_with_its_step(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     cluster = memory_cluster()
     marshal, _ = working(cluster, kind)
-    view = View(cluster.connect("check"), LOG, 5)
+    view = LiveView(cluster.connect("check"), LOG, 5)
     view.catch_up(lambda read, there: None)
     cluster.broker.clock = lambda: int(1000 * (time.time() - 60))
     wait_until(lambda: says(marshal, "was set back by 6") or says(marshal, "was set back by 5"))

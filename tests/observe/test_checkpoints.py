@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal.cli.log import Filter, LogLines
-from kafka_marshal.observe.checkpoint_history import CheckpointHistory, Ended, Happened, Taken, WentBack
+from kafka_marshal.observe.checkpoint_history import CheckpointHistory, CompleteCheckpoint, Ended, Happened, WentBack
 from kafka_marshal.observe.checkpoints import (
     BarrierRow,
     CheckpointsRow,
@@ -59,17 +59,17 @@ def happened(name: str, *, skip: int = 0) -> Iterator[tuple[int, Happened]]:
 def test_a_hand_over_and_a_leave(skip: int) -> None:
     found = dict(happened("hand_over", skip=skip))
     second = found[11]
-    assert isinstance(second, Taken)
+    assert isinstance(second, CompleteCheckpoint)
     assert (second.checkpoint, second.members, second.owners, second.slowest) == (9, 2, 2, "w2")
     assert (second.partitions, second.handed_over, second.missing, second.left) == (2, 1, (), ())
     (left,) = [each for offset, each in happened("leave", skip=skip) if offset == 10]
-    assert isinstance(left, Taken)
+    assert isinstance(left, CompleteCheckpoint)
     assert (left.left, left.handed_over) == (("w2",), 1)
 
 
 def test_a_lost_member_and_what_it_undoes() -> None:
     taken, back = (each for offset, each in happened("loss") if offset == 11)
-    assert isinstance(taken, Taken)
+    assert isinstance(taken, CompleteCheckpoint)
     assert [(cut.partition, cut.client, cut.cut, cut.why) for cut in taken.missing] == [(1, "w2", 6, "not answered")]
     assert isinstance(back, WentBack)
     assert (back.why, back.client, back.checkpoint, back.pieces) == ("lost", "w2", 8, 1)

@@ -11,11 +11,11 @@ from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.cli.log import Filter, LogLines
 from kafka_marshal.node.coordination_topic import create_snapshots_topic, required_settings
 from kafka_marshal.observe import fold
-from kafka_marshal.observe.fold import Fold, Worker
+from kafka_marshal.observe.fold import Fold, WorkerInstance
 from kafka_marshal.observe.ownership import Ownership, PieceOwnership
-from kafka_marshal.observe.rows import GroupRow, Verdict, WorkerRow, verdict
+from kafka_marshal.observe.rows import GroupRow, PartitionVerdict, WorkerRow, verdict
 from kafka_marshal.observe.text import span
-from kafka_marshal.observe.view import View
+from kafka_marshal.observe.view import LiveView
 from kafka_marshal.ui import moments
 from kafka_marshal.ui.fold import History
 from rationalizer import (
@@ -77,7 +77,7 @@ class Log:
                 self.fold.see(cp, world.apply(world.next_offset, at, encode(record)))
             records.clear()
 
-    def run(self, client: str = "a") -> Worker:
+    def run(self, client: str = "a") -> WorkerInstance:
         self.read()
         return next(run for run in self.fold.workers() if run.client == client)
 
@@ -234,7 +234,7 @@ class Members:
         self.fold.see(0, self.world.apply(self.world.next_offset, self.now, encode(record)))
         return self.world.next_offset - 1
 
-    def run(self, client: str = "a") -> Worker:
+    def run(self, client: str = "a") -> WorkerInstance:
         return next(run for run in self.fold.workers() if run.client == client)
 
 
@@ -285,20 +285,20 @@ FINE: dict[str, object] = {
     ("lag", "changed", "expected"),
     [
         (None, {}, None),
-        (0, {"held": False, "still_ms": 90_000}, Verdict.OK),
-        (10, {"held": False}, Verdict.STOPPED),
-        (10, {"is_held_back": True}, Verdict.HELD_BACK),
-        (10, {"still_ms": 60_000}, Verdict.STALLED),
-        (10, {"still_ms": 59_999}, Verdict.OK),
-        (10, {"positions": [100, 150, 120]}, Verdict.REWOUND),
-        (59, {}, Verdict.OK),
-        (60, {}, Verdict.BEHIND),
-        (60, {"end_before": 100}, Verdict.OK),
-        (60, {"end_before": None}, Verdict.OK),
-        (60, {"positions": []}, Verdict.OK),
+        (0, {"held": False, "still_ms": 90_000}, PartitionVerdict.OK),
+        (10, {"held": False}, PartitionVerdict.STOPPED),
+        (10, {"is_held_back": True}, PartitionVerdict.HELD_BACK),
+        (10, {"still_ms": 60_000}, PartitionVerdict.STALLED),
+        (10, {"still_ms": 59_999}, PartitionVerdict.OK),
+        (10, {"positions": [100, 150, 120]}, PartitionVerdict.REWOUND),
+        (59, {}, PartitionVerdict.OK),
+        (60, {}, PartitionVerdict.BEHIND),
+        (60, {"end_before": 100}, PartitionVerdict.OK),
+        (60, {"end_before": None}, PartitionVerdict.OK),
+        (60, {"positions": []}, PartitionVerdict.OK),
     ],
 )
-def test_a_partitions_verdict(lag: int | None, changed: dict[str, object], expected: Verdict | None) -> None:
+def test_a_partitions_verdict(lag: int | None, changed: dict[str, object], expected: PartitionVerdict | None) -> None:
     """59 of 60 waited at the start of the window: fewer is better."""
     assert verdict(lag, **{**FINE, **changed}) == expected  # type: ignore[arg-type]
 
@@ -404,7 +404,7 @@ def test_who_was_heard_and_what_became_of_what_it_held(seed: int, in_bulk: bool)
     assert asked == expected
 
 
-def viewed(found: Lives, now_ms: int) -> View:
+def viewed(found: Lives, now_ms: int) -> LiveView:
     """`status` of this log, on a Kafka in memory."""
     clock = [float(BEGIN)]
     cluster = MemoryCluster(lambda: clock[0])
@@ -414,7 +414,7 @@ def viewed(found: Lives, now_ms: int) -> View:
         clock[0] = float(step.stamp)
         appender.append(step.place[1], step.value)
     assert appender.flush(1.0) == 0
-    view = View(cluster, "__marshal", 5.0, now=lambda: float(now_ms))
+    view = LiveView(cluster, "__marshal", 5.0, now=lambda: float(now_ms))
     view.catch_up(lambda done, of_all: None)
     return view
 
@@ -445,7 +445,7 @@ def test_silence_is_no_longer_than_what_was_read() -> None:
             for part in encode_snapshot(world):
                 snapshots.append(cp, part)
             add(Tick("i", "other", "h"), cp)
-    view = View(cluster, "__marshal", 5.0, now=lambda: float(BEGIN + 120_000))
+    view = LiveView(cluster, "__marshal", 5.0, now=lambda: float(BEGIN + 120_000))
     view.catch_up(lambda done, of_all: None)
     (group,) = view.groups()
     assert (group.silent_ms, group.silent_at_least) == (120_000, True)

@@ -12,10 +12,10 @@ from kafka_marshal.cli.status import _group_state
 from kafka_marshal.node.coordination_topic import required_settings
 from kafka_marshal.observe import problems
 from kafka_marshal.observe import problems as module
-from kafka_marshal.observe.meter import Meter
+from kafka_marshal.observe.meter import RateMeter
 from kafka_marshal.observe.problems import _waiting, crowded_text, mixed_texts, open_problems, open_text, problems_of
 from kafka_marshal.observe.rows import GroupRow, LeaseRow
-from kafka_marshal.observe.view import View
+from kafka_marshal.observe.view import LiveView
 from kafka_marshal.types import Sharer
 from rationalizer import (
     ClaimingPartition,
@@ -58,8 +58,8 @@ class Scene:
             self.now += 1_000
             self.append(*beats)
 
-    def group(self, judge: Callable[[View, GroupRow], Any]) -> Any:
-        view = View(self.cluster.connect("view"), LOG, 5, now=lambda: self.now)
+    def group(self, judge: Callable[[LiveView, GroupRow], Any]) -> Any:
+        view = LiveView(self.cluster.connect("view"), LOG, 5, now=lambda: self.now)
         try:
             view.catch_up(lambda done, of_all: None)
             view.look_at_data()
@@ -107,7 +107,7 @@ def test_what_is_set_aside_is_counted_and_too_much_of_it_is_a_problem(scene: Sce
 def check_pruned(scene: Scene, before: int, **limits: int) -> list[tuple[str, int, str]]:
     """What `check` says where the log begins at that offset: the state is that of a snapshot."""
 
-    def judge(view: View, row: GroupRow) -> list[tuple[str, int, str]]:
+    def judge(view: LiveView, row: GroupRow) -> list[tuple[str, int, str]]:
         scene.cluster.broker.delete_records(LOG, 0, before)
         found = open_problems(scene.cluster.connect("check"), view, row, **limits)
         return [(each.kind, each.amount, each.text) for each in found]
@@ -307,7 +307,7 @@ def test_a_partition_that_is_shared_by_keys_has_a_row_for_each_part(scene: Scene
 
 def test_each_part_moves_by_itself() -> None:
     """What the meter has seen of one part says nothing of the others."""
-    half, world, meter = 2**62, World(0, 1), Meter(60_000)
+    half, world, meter = 2**62, World(0, 1), RateMeter(60_000)
     records = [
         Upgrade("m", "m", "m", SUPPORTED_LEVEL),
         ClaimingShare(*W1, DATA, 0, HI, 0, half - 1, 0),

@@ -11,7 +11,7 @@ from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.node.coordination_topic import required_settings
 from kafka_marshal.observe.problems import open_problems, problems_of
 from kafka_marshal.observe.rows import GroupRow
-from kafka_marshal.observe.view import View
+from kafka_marshal.observe.view import LiveView
 from rationalizer import (
     ClaimingPartition,
     ClaimingShare,
@@ -71,8 +71,8 @@ class Fleet:
         for _ in range(amount):
             self.cluster.broker.produce(DATA, number, b"")
 
-    def look(self, judge: Callable[[View, GroupRow], Any]) -> Any:
-        view = View(self.cluster.connect("view"), LOG, 5, now=lambda: self.now)
+    def look(self, judge: Callable[[LiveView, GroupRow], Any]) -> Any:
+        view = LiveView(self.cluster.connect("view"), LOG, 5, now=lambda: self.now)
         try:
             view.catch_up(lambda done, of_all: None)
             view.look_at_data()
@@ -227,7 +227,7 @@ def test_what_is_judged_is_of_when_the_log_was_read() -> None:
     fleet = Fleet(2)
     fleet.work(10, 0, 1)
 
-    def later(view: View, row: GroupRow) -> Any:
+    def later(view: LiveView, row: GroupRow) -> Any:
         fleet.now += 30_000  # brokers took that long to say where the topics end
         (row,) = view.groups(GROUP)
         return [member.state for member in row.members], view.silence.notes()

@@ -43,9 +43,9 @@ from rationalizer.state import (
     SETTINGS,
     SHARE,
     VERSION,
-    Field,
     Part,
     Shown,
+    StateField,
 )
 from rationalizer.wire import wellformed as ok
 from tests.rationalizer.log import A1, A2, B1, CALLERS_MISTAKE, COMPILED, Log, held
@@ -320,11 +320,11 @@ def part(monkeypatch: pytest.MonkeyPatch) -> Part:
     monkeypatch.setitem(levels._BY_STATE, "lease.count", LATER)
     return Part(
         "lease",
-        Field("topic", ok.TOPIC),
+        StateField("topic", ok.TOPIC),
         Shown("age", lambda thing, log_time: log_time),
-        Field("partition", ok.PARTITION, key="topic_partition"),
-        Field("flag", FLAG, default=False),
-        Field("count", COUNT, default=0, json=lambda count, _: [count]),
+        StateField("partition", ok.PARTITION, key="topic_partition"),
+        StateField("flag", FLAG, default=False),
+        StateField("count", COUNT, default=0, json=lambda count, _: [count]),
     )
 
 
@@ -385,4 +385,4 @@ def test_what_no_level_has_is_refused(part: Part, row: object, level: int, why: 
 def test_what_a_later_level_adds_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(levels._BY_STATE, "lease.flag", LATER)
     with pytest.raises(AssertionError, match="comes last"):
-        Part("lease", Field("flag", FLAG), Field("topic", ok.TOPIC))
+        Part("lease", StateField("flag", FLAG), StateField("topic", ok.TOPIC))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from kafka_marshal.ui.archive import Archive, read_dump
+from kafka_marshal.ui.archive import Histories, read_dump
 from kafka_marshal.ui.live import Live
 from kafka_marshal.ui.server import ReadMessage, application
 from kafka_marshal.ui.steering import Steering
@@ -53,7 +53,7 @@ def get(url: str, method: str = "GET", body: object = None, **headers: str) -> A
 
 @contextmanager
 def served(
-    archive: Archive,
+    archive: Histories,
     live: Live | None = None,
     steering: Steering | None = None,
     names: Sequence[str] = (),
@@ -85,15 +85,15 @@ def dump() -> bytes:
 
 
 @pytest.fixture(scope="session")
-def archive(dump: bytes, tmp_path_factory: pytest.TempPathFactory) -> Archive:
+def archive(dump: bytes, tmp_path_factory: pytest.TempPathFactory) -> Histories:
     return archive_of(dump, tmp_path_factory.mktemp("ui"))
 
 
-def archive_of(dump: bytes, folder: Path) -> Archive:
+def archive_of(dump: bytes, folder: Path) -> Histories:
     """Read a dump as ``kafka-marshal ui --dump`` does."""
     path = folder / "story.dump"
     path.write_bytes(dump)
-    found = Archive("?", is_live=False)
+    found = Histories("?", is_live=False)
     with path.open("rb") as file:
         assert isinstance(file, io.BufferedReader)
         read_dump(found, file, threading.Event())
@@ -101,7 +101,7 @@ def archive_of(dump: bytes, folder: Path) -> Archive:
 
 
 @pytest.fixture(scope="session")
-def page_url(archive: Archive) -> Iterator[str]:
+def page_url(archive: Histories) -> Iterator[str]:
     with served(archive) as url:
         yield url
 

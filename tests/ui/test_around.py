@@ -19,7 +19,15 @@ from kafka_marshal.observe import log as log_reading
 from kafka_marshal.observe.log import Source
 from kafka_marshal.ports import LogEntry
 from kafka_marshal.snapshots.reader import SnapshotReader
-from kafka_marshal.ui.archive import Archive, Around, NotReadError, _before, read_around, read_around_moments, read_dump
+from kafka_marshal.ui.archive import (
+    Around,
+    Histories,
+    NotReadError,
+    _before,
+    read_around,
+    read_around_moments,
+    read_dump,
+)
 from kafka_marshal.ui.fold import History, has
 from kafka_marshal.ui.moments import Moment
 from rationalizer import ClaimingPartition, ReleasingPartition, World, encode, route_lease
@@ -200,7 +208,7 @@ def test_a_snapshot_counts_by_the_log_time_of_its_state(log: Log) -> None:
 
 
 def test_who_asks_is_answered_once_it_is_read_around_that_moment(log: Log) -> None:
-    archive, stop = Archive(log.source.topic, is_live=True), threading.Event()
+    archive, stop = Histories(log.source.topic, is_live=True), threading.Event()
     archive.whole = History(CPS)  # its reading has not begun
     last = log.snapshots[TURNS - 1]
     archive.recent = log.history_from(last)
@@ -248,9 +256,9 @@ def test_a_moment_before_a_log_that_was_cut(log: Log, kafka: Command) -> None:
 
 
 @pytest.fixture
-def half_read(dump: bytes, archive: Archive) -> Archive:
+def half_read(dump: bytes, archive: Histories) -> Histories:
     """The story while its log is read: the first 20 seconds and a bit, and the last 40 from snapshots on."""
-    growing = Archive("__marshal", is_live=True)
+    growing = Histories("__marshal", is_live=True)
     whole = growing.whole = History(STORY_CPS)
     growing.ends = dict.fromkeys(range(STORY_CPS), 0)
     worlds = {cp: World(cp, STORY_CPS) for cp in range(STORY_CPS)}
@@ -274,7 +282,7 @@ def half_read(dump: bytes, archive: Archive) -> Archive:
 
 
 @pytest.fixture
-def page(browser: Browser, half_read: Archive) -> Iterator[Page]:
+def page(browser: Browser, half_read: Histories) -> Iterator[Page]:
     """An empty page with the server's address as its base."""
     with served(half_read) as url:
         opened = browser.new_page(base_url=url, timezone_id="UTC")
@@ -283,7 +291,7 @@ def page(browser: Browser, half_read: Archive) -> Iterator[Page]:
         opened.close()
 
 
-def test_the_page_waits_for_a_moment_that_is_not_read_yet(page: Page, half_read: Archive, archive: Archive) -> None:
+def test_the_page_waits_for_a_moment_that_is_not_read_yet(page: Page, half_read: Histories, archive: Histories) -> None:
     assert archive.whole is not None
     page.goto(f"/#group={GROUP}&at={BEGIN + (TAKEN_AT + 2) * 1000}&p={TOPIC}:1&tab=changed")
     page.get_by_text("it is read around it first").first.wait_for()
@@ -296,7 +304,7 @@ def test_the_page_waits_for_a_moment_that_is_not_read_yet(page: Page, half_read:
 
 
 def test_the_change_before_is_looked_for_where_it_is_not_read_yet(
-    page: Page, half_read: Archive, archive: Archive
+    page: Page, half_read: Histories, archive: Histories
 ) -> None:
     assert archive.whole is not None
     page.goto(f"/#group={GROUP}")
@@ -308,7 +316,7 @@ def test_the_change_before_is_looked_for_where_it_is_not_read_yet(
     page.get_by_text("◀ change").wait_for()
 
 
-def test_the_next_change_is_looked_for_beyond_what_is_read(half_read: Archive, archive: Archive) -> None:
+def test_the_next_change_is_looked_for_beyond_what_is_read(half_read: Histories, archive: Histories) -> None:
     assert archive.whole is not None
     with served(half_read) as url:
         near = f"{url}api/near?group={GROUP}&at={BEGIN + 15_000}"
@@ -333,7 +341,7 @@ def opened(path: Path, text: bytes) -> io.BufferedReader:
 
 def test_the_present_is_there_before_the_past_is_read() -> None:
     log = random_log(2, 400)
-    archive = Archive("__marshal", is_live=True)
+    archive = Histories("__marshal", is_live=True)
     with pytest.raises(NotReadError, match="nothing of it is known yet"):
         archive.history()
     worlds = {cp: World.restore(log.world(cp, 300).snapshot(), log.partitions) for cp in log.entries}
@@ -370,7 +378,7 @@ def test_the_present_is_there_before_the_past_is_read() -> None:
 def test_a_dump_is_read_and_another_file_is_refused(tmp_path: Path) -> None:
     log = random_log(3, 50)
     path = log.write_dump(tmp_path / "whole.dump")
-    archive = Archive("?", is_live=False)
+    archive = Histories("?", is_live=False)
     with path.open("rb") as file:
         read_dump(archive, file, threading.Event())
     assert archive.complete
@@ -380,11 +388,11 @@ def test_a_dump_is_read_and_another_file_is_refused(tmp_path: Path) -> None:
     cut = path.read_bytes()[:-20]
     for rubbish in (b"", b"rubbish\n", b"\xff\xfe", cut):
         with opened(tmp_path / "rubbish", rubbish) as file, pytest.raises(DumpError):
-            read_dump(Archive("?", is_live=False), file, threading.Event())
+            read_dump(Histories("?", is_live=False), file, threading.Event())
 
 
 def test_the_page_says_that_a_dump_was_changed(tmp_path: Path) -> None:
-    archive = Archive("?", is_live=False)
+    archive = Histories("?", is_live=False)
     with opened(tmp_path / "changed", changed_dump()) as file:
         read_dump(archive, file, threading.Event())
     assert archive.complete
@@ -394,7 +402,7 @@ def test_the_page_says_that_a_dump_was_changed(tmp_path: Path) -> None:
 def test_reading_ends_where_it_is_asked_to(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
-    archive = Archive("?", is_live=False)
+    archive = Histories("?", is_live=False)
     with random_log(3, 50).write_dump(tmp_path / "whole.dump").open("rb") as file:
         read_dump(archive, file, stop)
     assert not archive.complete

@@ -221,7 +221,7 @@ def test_all_is_reached_by_tab_and_seen(page: Page, page_url: str) -> None:
 def test_what_the_log_says_is_text_and_no_markup(browser: Browser, tmp_path: Any) -> None:
     import threading
 
-    from kafka_marshal.ui.archive import Archive, read_dump
+    from kafka_marshal.ui.archive import Histories, read_dump
     from rationalizer import ClaimingPartition
     from tests.cli.harness import Log
     from tests.ui.conftest import served
@@ -230,7 +230,7 @@ def test_what_the_log_says_is_text_and_no_markup(browser: Browser, tmp_path: Any
     log = Log()
     log.add(ClaimingPartition("i", name, name, name, 0, 3000), BEGIN)
     (tmp_path / "hostile.dump").write_bytes(log.dump)
-    archive = Archive("?", is_live=False)
+    archive = Histories("?", is_live=False)
     with (tmp_path / "hostile.dump").open("rb") as file:
         read_dump(archive, file, threading.Event())
     with served(archive) as url:

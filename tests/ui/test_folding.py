@@ -14,7 +14,7 @@ import pytest
 
 from kafka_marshal.ui import archive as archives
 from kafka_marshal.ui import folding
-from kafka_marshal.ui.archive import Archive, read_dump
+from kafka_marshal.ui.archive import Histories, read_dump
 from rationalizer.dump import DumpError
 from tests.cli.test_replay import changed_dump
 from tests.client.conftest import wait_until
@@ -27,8 +27,8 @@ def _side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folding, "processes", lambda: 2)
 
 
-def read(path: Path, stop: threading.Event | None = None) -> Archive:
-    found = Archive("?", is_live=False)
+def read(path: Path, stop: threading.Event | None = None) -> Histories:
+    found = Histories("?", is_live=False)
     with path.open("rb") as file:
         read_dump(found, file, stop or threading.Event())
     return found
@@ -41,7 +41,7 @@ def path(dump: bytes, tmp_path: Path) -> Path:
     return found
 
 
-def test_a_dump_is_folded_side_by_side(path: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dump_is_folded_side_by_side(path: Path, archive: Histories, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     real = subprocess.Popen
 
@@ -60,7 +60,7 @@ def test_a_dump_is_folded_side_by_side(path: Path, archive: Archive, monkeypatch
 
 
 def test_a_process_that_is_killed_is_noticed(
-    path: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: Path, archive: Histories, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     real = subprocess.Popen
 

@@ -19,7 +19,7 @@ from confluent_kafka import Producer
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.observe.log import Source
 from kafka_marshal.ui import folding
-from kafka_marshal.ui.archive import Archive, read_kafka
+from kafka_marshal.ui.archive import Histories, read_kafka
 from rationalizer import ClaimingPartition, Heartbeat, Record, SettlingMessages, encode, route_lease
 from tests.cli.conftest import command, environment, kafka, log_topic
 from tests.cli.harness import Command, start
@@ -249,9 +249,9 @@ def test_a_log_in_kafka_is_folded_side_by_side(
     for number in range(6):
         append(ClaimingPartition(*A, data, number, LONG_MS))
 
-    def read(at_least: int) -> Archive:
+    def read(at_least: int) -> Histories:
         monkeypatch.setattr(folding, "AT_LEAST", at_least)
-        archive, stop = Archive(log_topic, is_live=True), threading.Event()
+        archive, stop = Histories(log_topic, is_live=True), threading.Event()
         source = Source(log_topic, 10.0, lambda: (kafka_bootstrap, {}))
         thread = threading.Thread(target=read_kafka, args=(archive, source, stop))
         thread.start()

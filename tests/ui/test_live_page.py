@@ -12,7 +12,7 @@ import pytest
 
 from kafka_marshal.cli.options import Options
 from kafka_marshal.observe.rows import GroupRow, LeaseRow, WorkerRow
-from kafka_marshal.ui.archive import Archive
+from kafka_marshal.ui.archive import Histories
 from kafka_marshal.ui.live import Live
 from tests.ui.conftest import get, served
 from tests.ui.story import BEGIN, END, GROUP, TOPIC
@@ -57,9 +57,9 @@ class Shown(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def shown(browser: Browser, archive: Archive) -> Iterator[Shown]:
+def shown(browser: Browser, archive: Histories) -> Iterator[Shown]:
     """Two groups, one of them with problems, as on a running Kafka."""
-    growing = Archive("__marshal", is_live=True)
+    growing = Histories("__marshal", is_live=True)
     growing.whole = archive.whole
     growing.finished()
     live = Live(Options(bootstrap="127.0.0.1:1").source(), growing)

@@ -13,7 +13,7 @@ from kafka_marshal.admin import StoredMessage
 from kafka_marshal.errors import AdminError
 from kafka_marshal.observe.checkpoints import seen_by
 from kafka_marshal.ui import moments
-from kafka_marshal.ui.archive import Archive
+from kafka_marshal.ui.archive import Histories
 from kafka_marshal.ui.fold import History
 from kafka_marshal.ui.moments import Moment
 from kafka_marshal.ui.server import TOKEN_HEADER
@@ -198,7 +198,7 @@ def test_a_link_to_the_page_may_stand_on_another_site(page_url: str) -> None:
     assert get(page_url, Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 200
 
 
-def test_a_name_that_was_allowed(archive: Archive) -> None:
+def test_a_name_that_was_allowed(archive: Histories) -> None:
     with served(archive, names=["Marshal.example"]) as url:
         assert get(f"{url}api/log", Host="marshal.example:80").status == 200
         assert "--allow-host other.example" in get(f"{url}api/log", Host="other.example").json["error"]
@@ -215,7 +215,7 @@ def test_who_only_shows_can_not_be_steered(page_url: str) -> None:
     assert "--allow-steering" in found.json["error"]
 
 
-def test_steering_needs_the_token_the_origin_and_json(archive: Archive) -> None:
+def test_steering_needs_the_token_the_origin_and_json(archive: Histories) -> None:
     steering = Steering(["--bootstrap=127.0.0.1:1", "--timeout=1"])
     token = TOKEN_HEADER.replace("-", "_")
     body = {"action": "pause", "group": "g"}
@@ -271,7 +271,7 @@ def read(key: tuple[str, int], offset: int) -> StoredMessage:
 
 
 @pytest.fixture(scope="module")
-def url(archive: Archive) -> Iterator[str]:
+def url(archive: Histories) -> Iterator[str]:
     with served(archive, payloads=read) as found:
         yield found
 

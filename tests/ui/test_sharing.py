@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kafka_marshal.observe.log import Source
-from kafka_marshal.observe.view import View
+from kafka_marshal.observe.view import LiveView
 from kafka_marshal.ports import Cluster
 from kafka_marshal.ui import moments
-from kafka_marshal.ui.archive import Archive
+from kafka_marshal.ui.archive import Histories
 from kafka_marshal.ui.fold import History
 from kafka_marshal.ui.kept import pack, unpack
 from kafka_marshal.ui.live import Live
@@ -41,9 +41,9 @@ def taken(scene: Scene) -> Live:
     """A live page that has taken one picture of this scene, and its history."""
     source = _Memory(LOG, 5, lambda: ("", {}))
     object.__setattr__(source, "scene", scene)
-    archive = Archive(LOG, is_live=True)
+    archive = Histories(LOG, is_live=True)
     live = Live(source, archive)
-    view = View(source.connect(), LOG, 5, now=lambda: scene.now)
+    view = LiveView(source.connect(), LOG, 5, now=lambda: scene.now)
     archive.whole = History(len(view.worlds), view.worlds)
     view.observers.append(archive.whole.see)
     try:

@@ -25,11 +25,11 @@ from kafka_marshal.errors import (
     MarshalError,
 )
 from kafka_marshal.node.replica import Replica
-from kafka_marshal.observe.checkpoint_history import CheckpointHistory, Ended, Taken
+from kafka_marshal.observe.checkpoint_history import CheckpointHistory, CompleteCheckpoint, Ended
 from kafka_marshal.observe.checkpoints import (
     KIND_WORDS,
-    Cut,
-    Seen,
+    KeyCut,
+    SeenProgress,
     cuts_now,
     is_initial,
     oldest_cut,
@@ -86,7 +86,7 @@ class KeptCheckpoint:
     #: "passing" (made for a hand-over; goes with the next), "periodic" or "pinned".
     kind: str
     #: Its oldest cut; of the newest checkpoint with its owner. None: nothing was handed in so far.
-    oldest: Cut | None
+    oldest: KeyCut | None
     is_newest: bool
 
 
@@ -101,7 +101,7 @@ class TakenCheckpoint:
     members: int
     owners: int
     #: Pieces with messages waiting that have an older cut in it, and why.
-    older: tuple[Cut, ...]
+    older: tuple[KeyCut, ...]
     pinned: bool
 
 
@@ -416,7 +416,7 @@ class _Taking:
         self.history = CheckpointHistory(session.group_id)
         self._ends: dict[TopicPartition, int] = {}
 
-    def take(self) -> Taken:
+    def take(self) -> CompleteCheckpoint:
         """The checkpoint, when it is complete."""
         session = self._session
         with session.locked():
@@ -430,7 +430,7 @@ class _Taking:
         session.wait_for(lambda: self._result(checkpoint) or not self._is_open(checkpoint), self._until)
         with session.locked():
             result = self._result(checkpoint)
-            if isinstance(result, Taken):
+            if isinstance(result, CompleteCheckpoint):
                 return result
             group, _ = _takes_some(session.worlds, session.group_id)
             raise self._ended(group, checkpoint, result)
@@ -466,11 +466,11 @@ class _Taking:
     def _is_open(self, checkpoint: int) -> bool:
         return self._open_barrier() == checkpoint
 
-    def _result(self, checkpoint: int) -> Taken | Ended | None:
+    def _result(self, checkpoint: int) -> CompleteCheckpoint | Ended | None:
         found = self.history.taken.get(checkpoint)
         return found or next((each for each in self.history.ended if each.barrier == checkpoint), None)
 
-    def _ended(self, group: Group, checkpoint: int, result: Taken | Ended | None) -> CheckpointEndedError:
+    def _ended(self, group: Group, checkpoint: int, result: CompleteCheckpoint | Ended | None) -> CheckpointEndedError:
         name = self._session.group_id
         refused: list[str] = []
         waits = waits_for(group)
@@ -494,7 +494,7 @@ class _Taking:
             waits_for=waits,
         )
 
-    def older(self, group: Group, taken: Taken) -> tuple[Cut, ...]:
+    def older(self, group: Group, taken: CompleteCheckpoint) -> tuple[KeyCut, ...]:
         """Pieces that have an older cut in it although messages waited when it was begun, and why; under the lock."""
         missing = {(cut.key, cut.lo): cut.why for cut in taken.missing}
         found = []
@@ -535,7 +535,7 @@ class _Way:
     to: int
     dropped: tuple[int, ...]
     pinned: tuple[int, ...]
-    partitions: tuple[tuple[TopicPartition, Seen, Seen], ...]
+    partitions: tuple[tuple[TopicPartition, SeenProgress, SeenProgress], ...]
 
     def planned(self, cluster: Cluster) -> RolledBack:
         """With what retention has deleted since (*blocking*)."""
@@ -563,7 +563,7 @@ def _way(worlds: Mapping[int, World], group_id: str, to: int | str | datetime) -
     return _Way(group_id, target, tuple(kept.id for kept in above), pinned, partitions)
 
 
-def _done(seen: Seen) -> int:
+def _done(seen: SeenProgress) -> int:
     """How many offsets are done; of a partition shared by key, in proportion to the keys."""
     through = sum((done + 1) * (hi - lo + 1) for lo, hi, done in seen.done_through) // (MAX_KEY_HASH + 1)
     return through + sum(last - max(first, seen.position) + 1 for first, last in seen.ranges if last >= seen.position)

@@ -11,7 +11,7 @@ from kafka_marshal.admin.checkpoints import GroupCheckpoints
 from kafka_marshal.admin.conversion import GroupConversion
 from kafka_marshal.admin.dead_letters import DeadLetterTopics
 from kafka_marshal.admin.groups import Groups
-from kafka_marshal.admin.open_messages import OpenMessages
+from kafka_marshal.admin.open_messages import GroupOpenMessages
 from kafka_marshal.admin.positions import (
     Keep,
     Move,
@@ -25,7 +25,7 @@ from kafka_marshal.admin.positions import (
 from kafka_marshal.admin.repositioning import refuse_kept
 from kafka_marshal.admin.session import group_in, kind_in, progress_in
 from kafka_marshal.admin.stored_message import StoredMessages
-from kafka_marshal.admin.topic import CoordinationTopic
+from kafka_marshal.admin.topic import CoordinationLog
 from kafka_marshal.admin.transfer import GroupTransfers
 from kafka_marshal.errors import AdminError
 from kafka_marshal.node.replica import Replica
@@ -35,12 +35,12 @@ from rationalizer import Progress
 
 
 class Admin(
-    CoordinationTopic,
+    CoordinationLog,
     Groups,
     GroupTransfers,
     GroupConversion,
     GroupCheckpoints,
-    OpenMessages,
+    GroupOpenMessages,
     DeadLetterTopics,
     StoredMessages,
 ):

@@ -23,7 +23,7 @@ from kafka_marshal.admin.positions import LOOKUP_TIMEOUT_S, check_name, lost_pos
 from kafka_marshal.admin.session import Session, kind_in, never, progress_in
 from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.node.replica import Replica
-from kafka_marshal.observe.holes import Holding, PointReads, holdings_of, read_at
+from kafka_marshal.observe.holes import PlacedHole, PointReads, holdings_of, read_at
 from kafka_marshal.observe.text import names_of, no_group
 from kafka_marshal.ports import Cluster, TopicPartition
 from rationalizer import (
@@ -126,7 +126,7 @@ class _Wish:
     reason: str | None = None
 
 
-class OpenMessages(AdminBase):
+class GroupOpenMessages(AdminBase):
     """Methods of :class:`~kafka_marshal.admin.Admin` about messages that are set aside, or wait for their next try."""
 
     def open_messages(
@@ -290,7 +290,7 @@ def state_of(hole: Hole) -> State:
     return "parked" if hole.is_parked else "waiting" if hole.is_free else "acquired"
 
 
-def messages_of(group_id: str, holdings: Iterable[Holding]) -> Iterator[OpenMessage]:
+def messages_of(group_id: str, holdings: Iterable[PlacedHole]) -> Iterator[OpenMessage]:
     """Each message of these holes."""
     for _, topic, partition, hole in holdings:
         key_hash = None if hole.key_hash == NO_KEY else hole.key_hash
@@ -368,7 +368,7 @@ def _described(message: OpenMessage, written: tuple[int, str] | None, stored: Po
 class _Plan:
     """What is to be done, as the log was when it was made."""
 
-    todo: list[tuple[Place, Holding]] = field(default_factory=list)
+    todo: list[tuple[Place, PlacedHole]] = field(default_factory=list)
     left: dict[Place, str] = field(default_factory=dict)
     gone: set[Place] = field(default_factory=set)
     #: Of messages to be parked whose hole has no key hash.
@@ -414,7 +414,7 @@ def _settle(
 
 
 def _plan(
-    holdings: Sequence[Holding], action: Action, wish: _Wish, look: Callable[[TopicPartition], Progress | None]
+    holdings: Sequence[PlacedHole], action: Action, wish: _Wish, look: Callable[[TopicPartition], Progress | None]
 ) -> _Plan:
     """look: the group's progress of a partition; the lock is held."""
     plan = _Plan(reasons=Counter(each.hole.reason for each in holdings if each.hole.reason is not None))
@@ -512,7 +512,7 @@ class _Work:
         self._done: list[Place] = []
         self._gone: list[Place] = []
         #: A worker has these in its batch, and settles them when it sees our record.
-        self._asked: list[tuple[Place, Holding]] = []
+        self._asked: list[tuple[Place, PlacedHole]] = []
 
     def carry_out(self) -> Settled:
         """Append one record after the other."""
@@ -554,21 +554,21 @@ class _Work:
         progress = self._session.progress(place[:2])
         return None if progress is None or progress.holes is None else progress.holes.at(place[2])
 
-    def _are_settled(self, asked: Sequence[tuple[Place, Holding]]) -> bool:
+    def _are_settled(self, asked: Sequence[tuple[Place, PlacedHole]]) -> bool:
         return not any(map(self._is_in_its_batch, asked))
 
-    def _is_in_its_batch(self, one: tuple[Place, Holding]) -> bool:
+    def _is_in_its_batch(self, one: tuple[Place, PlacedHole]) -> bool:
         hole, was = self._hole_at(one[0]), one[1].hole
         return hole is not None and hole.owner == was.owner != NO_OWNER and hole.since == was.since
 
-    def _chunks(self) -> Iterator[list[tuple[Place, Holding]]]:
+    def _chunks(self) -> Iterator[list[tuple[Place, PlacedHole]]]:
         most = MOST_ENTRIES if self._rate is None else max(1, min(MOST_ENTRIES, int(self._rate * STEP_S)))
         for _, of_key in groupby(self._plan.todo, key=lambda each: each[0][:2]):
             todo = list(of_key)
             for at in range(0, len(todo), most):
                 yield todo[at : at + most]
 
-    def _settle(self, chunk: list[tuple[Place, Holding]]) -> None:
+    def _settle(self, chunk: list[tuple[Place, PlacedHole]]) -> None:
         session, plan = self._session, self._plan
         cp, key = chunk[0][1].cp, chunk[0][1].key
         with session.locked():
@@ -603,7 +603,7 @@ class _Work:
                 record = SettleOffsets(*session.ids, "", 0, seen, *key, done, opened, parked)
             self._note(cp, record, [*ends, *(place for place, _ in others)], dict(chunk))
 
-    def _note(self, cp: int, record: Record, places: list[Place], were: Mapping[Place, Holding]) -> None:
+    def _note(self, cp: int, record: Record, places: list[Place], were: Mapping[Place, PlacedHole]) -> None:
         """Append the record, and note what was accepted."""
         session = self._session
         (asked,) = session.ask((cp, record))

@@ -52,7 +52,7 @@ class TopicReport:
     keep: float | None = None
 
 
-class CoordinationTopic(AdminBase):
+class CoordinationLog(AdminBase):
     """Methods of :class:`~kafka_marshal.admin.Admin` about the coordination topic."""
 
     def init(self, partitions: int | None = None, timeout: float = 30.0, *, keep: float | None = None) -> TopicReport:

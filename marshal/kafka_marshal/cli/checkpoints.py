@@ -39,9 +39,9 @@ from kafka_marshal.observe.text import clock_text, count, no_group, span, time_t
 
 if TYPE_CHECKING:
     from kafka_marshal.admin import Rewound, RolledBack, TakenCheckpoint
-    from kafka_marshal.observe.checkpoint_history import CheckpointHistory, Ended, Taken, WentBack
-    from kafka_marshal.observe.checkpoints import CheckpointsRow, Cut
-    from kafka_marshal.observe.view import View
+    from kafka_marshal.observe.checkpoint_history import CheckpointHistory, CompleteCheckpoint, Ended, WentBack
+    from kafka_marshal.observe.checkpoints import CheckpointsRow, KeyCut
+    from kafka_marshal.observe.view import LiveView
     from rationalizer import Group
 
 _KEPT = (
@@ -57,7 +57,7 @@ _EVENTS = (Column("at"), Column("what happened", fold=True))
 #: Why a piece kept an older cut.
 _WHY_OLDER = {"refused": "its member could not take it", "not answered": "its member has not answered"}
 
-_CUTS: Rows[Cut] = Rows(
+_CUTS: Rows[KeyCut] = Rows(
     Field("topic", column=Column("topic", fold=True)),
     Field(
         "topic_partition",
@@ -240,7 +240,7 @@ def _change(
     return DONE
 
 
-def _picture(options: Options, view: View, name: str) -> Picture:
+def _picture(options: Options, view: LiveView, name: str) -> Picture:
     from kafka_marshal.observe.checkpoint_history import happened_text
 
     notes = view.notes_on_upgrades()
@@ -337,7 +337,7 @@ def _json(group: Group, row: CheckpointsRow, history: CheckpointHistory, notes: 
     }
 
 
-def _taken_fields(taken: Taken | None) -> dict[str, object]:
+def _taken_fields(taken: CompleteCheckpoint | None) -> dict[str, object]:
     """What only the log says; null of one before the log that was read."""
     if taken is None:
         return dict.fromkeys(("took_ms", "members", "partitions", "slowest", "missing"))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kafka_marshal.admin import Admin, Pause
     from kafka_marshal.cli.options import Options
     from kafka_marshal.observe.log_size import Sizes
-    from kafka_marshal.observe.view import View
+    from kafka_marshal.observe.view import LiveView
     from kafka_marshal.ports import Cluster
 
 
@@ -52,25 +52,25 @@ def name_the_topic(error: TopicMissingError, cluster: Cluster, options: Options)
 
 
 @contextmanager
-def view_of(cluster: Cluster, options: Options, window_ms: int = 30_000) -> Iterator[View]:
+def view_of(cluster: Cluster, options: Options, window_ms: int = 30_000) -> Iterator[LiveView]:
     """What the log says now, to be caught up (*blocking*)."""
-    from kafka_marshal.observe.view import View
+    from kafka_marshal.observe.view import LiveView
 
-    view = View(cluster, options.topic, options.timeout, window_ms)
+    view = LiveView(cluster, options.topic, options.timeout, window_ms)
     try:
         yield view
     finally:
         view.replica.close()
 
 
-def catch_up(view: View) -> None:
+def catch_up(view: LiveView) -> None:
     """Read the log up to its end, with a bar of progress (*blocking*)."""
     with progress("reading the log") as progressed:
         view.catch_up(progressed)
 
 
 @contextmanager
-def viewing(options: Options) -> Iterator[View]:
+def viewing(options: Options) -> Iterator[LiveView]:
     """What the log says, to be caught up (*blocking*)."""
     with connected(options) as cluster, view_of(cluster, options) as view:
         yield view

@@ -31,7 +31,7 @@ from kafka_marshal.observe.text import clock_text, count, near, no_group, span, 
 
 if TYPE_CHECKING:
     from kafka_marshal.cli.options import Options
-    from kafka_marshal.observe.view import View
+    from kafka_marshal.observe.view import LiveView
     from rationalizer import Group, Member, Settings
     from rationalizer.groups.history import Moved, Rebalance
     from rationalizer.history import Span
@@ -63,7 +63,7 @@ def groups(options: Options) -> int:
         return show(cluster, options, _all_groups)
 
 
-def _all_groups(view: View) -> Picture:
+def _all_groups(view: LiveView) -> Picture:
     view.look_at_data()
     found, notes = view.groups(), view.notes_on_upgrades()
     return Picture(
@@ -237,7 +237,7 @@ class _Member:
         return replace(self.leases[0], silence_ms=self.silence_ms, heartbeat_interval_ms=half).state
 
 
-def _members(view: View, row: GroupRow, known: Group | None) -> list[_Member]:
+def _members(view: LiveView, row: GroupRow, known: Group | None) -> list[_Member]:
     if known is None:
         return [
             _Member(each.client, each.instance or "", each.silence_ms, 2 * each.heartbeat_interval_ms, each.leases)
@@ -370,7 +370,7 @@ def _rebalances(now_ms: int) -> Rows[Rebalance]:
     )
 
 
-def _one_group(view: View, name: str, last: list[Rebalance]) -> Picture:
+def _one_group(view: LiveView, name: str, last: list[Rebalance]) -> Picture:
     from kafka_marshal.observe.words import setting_text
 
     view.look_at_data([name])
@@ -428,7 +428,7 @@ def _headline(row: GroupRow) -> str:
 
 
 def _group_json(
-    view: View, row: GroupRow, known: Group | None, members: list[_Member], last: list[Rebalance], notes: list[str]
+    view: LiveView, row: GroupRow, known: Group | None, members: list[_Member], last: list[Rebalance], notes: list[str]
 ) -> dict[str, object]:
     from rationalizer import route_group
 

@@ -48,7 +48,7 @@ from rationalizer.limits import MAX_PARTITION
 
 if TYPE_CHECKING:
     from kafka_marshal.observe.ownership import Ownership, PieceOwnership
-    from kafka_marshal.observe.view import View
+    from kafka_marshal.observe.view import LiveView
     from kafka_marshal.ports import LogEntry
     from kafka_marshal.types import LeaseInfo
     from rationalizer import Outcome, Progress, Record, World
@@ -699,7 +699,7 @@ def _bytes(key: str) -> bytes:
     return key.encode("utf-8", "surrogateescape")
 
 
-def _found(view: View, topic: str, partition: int, hashed: int, group: str | None) -> Iterator[dict[str, Any]]:
+def _found(view: LiveView, topic: str, partition: int, hashed: int, group: str | None) -> Iterator[dict[str, Any]]:
     from kafka_marshal.client.view import holdings
 
     found = [

@@ -138,11 +138,11 @@ def _serve(
     kept: KeptIndex | None,
     payloads: ReadMessage | None,
 ) -> int:
-    from kafka_marshal.ui.archive import Archive
+    from kafka_marshal.ui.archive import Histories
     from kafka_marshal.ui.server import Serving, application
     from kafka_marshal.ui.steering import Steering
 
-    serving = Serving(stack, Archive(options.topic, is_live=not isinstance(source, Path)))
+    serving = Serving(stack, Histories(options.topic, is_live=not isinstance(source, Path)))
     steering = None
     if not isinstance(source, Path):
         _refuse_missing(options, source)

@@ -68,7 +68,7 @@ _SKIP_PAUSE_MS = 300_000
 
 
 @dataclass(slots=True)
-class Wanted:
+class ReleaseOptions:
     """The options of release-group."""
 
     group: str
@@ -89,7 +89,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Moved:
+class ReleaseResult:
     """What was moved, or would be."""
 
     moves: list[Move]
@@ -164,7 +164,7 @@ def release_group(options: Options, /, undo: str | None, **given: Any) -> int:
     \b
     Exit status: 0 done; 1 not done, nothing moved, or what moved is named; 2 wrong use; 3 Kafka was not reachable.
     """
-    wanted = Wanted(**given)
+    wanted = ReleaseOptions(**given)
     is_named = bool(wanted.to is not None or wanted.partitions)
     ways = is_named + (wanted.from_file is not None) + (undo is not None)
     if ways > 1:
@@ -259,7 +259,7 @@ def skip(
             (move,) = plan = admin.plan(group, targets)
         if move.before is None or move.after <= move.before:
             raise CommandError(_nothing_to_skip(group, move, to), NO)
-        wanted = Wanted(group, None, [partition], _SKIP_PAUSE_MS, within, wait)
+        wanted = ReleaseOptions(group, None, [partition], _SKIP_PAUSE_MS, within, wait)
         return _move(options, admin, wanted, targets, plan)
 
 
@@ -294,7 +294,7 @@ def _behind_wrong_stamps(options: Options, move: Move) -> int:
     return after
 
 
-def _targets(options: Options, admin: Admin, wanted: Wanted) -> dict[tuple[str, int], Target]:
+def _targets(options: Options, admin: Admin, wanted: ReleaseOptions) -> dict[tuple[str, int], Target]:
     """Partition → target. Without --partition: all partitions of all topics that the group ever read."""
     partitions = wanted.partitions
     if not partitions:
@@ -353,7 +353,7 @@ def _warn_of_states(group: str, moves: list[Move]) -> None:
 
 
 def _move(
-    options: Options, admin: Admin, wanted: Wanted, targets: dict[tuple[str, int], Target], plan: list[Move]
+    options: Options, admin: Admin, wanted: ReleaseOptions, targets: dict[tuple[str, int], Target], plan: list[Move]
 ) -> int:
     group = wanted.group
     if not options.json and (options.dry_run or not options.yes):
@@ -361,13 +361,13 @@ def _move(
         _offer_to_keep(plan)
     _warn_of_states(group, plan)
 
-    def move() -> Moved:
+    def move() -> ReleaseResult:
         with paused(admin, group, wanted.expires, options) as pause:
             note(options, f"paused by {pause.client_id}, for {span(wanted.expires)} at most")
             in_hand = _wait_released(options, pause, wanted, list(targets))
             if any(each.state != "slow" for each in in_hand) and not wanted.wait:
                 if options.json:
-                    print_json(_moved_json(options, group, Moved(plan, in_hand, pause.client_id)))
+                    print_json(_moved_json(options, group, ReleaseResult(plan, in_hand, pause.client_id)))
                 raise CommandError(
                     "nothing was moved, and the group is resumed: messages in flight there would be repeated. See that "
                     "they get done and try again, or accept that with --wait."
@@ -380,9 +380,9 @@ def _move(
             lost = {move.key: move.lost for move in plan}
             moves = [replace(move, lost=lost.get(move.key, "")) for move in _reposition(pause, wanted, targets)]
             options.if_interrupted = "All positions were moved, and the group is resumed."
-        return Moved(moves, in_hand, admin.client_id, True, file)
+        return ReleaseResult(moves, in_hand, admin.client_id, True, file)
 
-    def say_moved(found: Moved, done: bool) -> None:
+    def say_moved(found: ReleaseResult, done: bool) -> None:
         if done:
             _print_moves(found.moves)  # again: positions may have moved until the last member released
             note(options, f"moved {count(len(found.moves), 'partition')}; group {group} is resumed")
@@ -391,7 +391,7 @@ def _move(
 
     return carry_out(
         options,
-        lambda: Moved(plan),
+        lambda: ReleaseResult(plan),
         question=f"Pause group {group}, move {count(len(plan), 'partition')} as shown, and resume it?",
         do=move,
         say=say_moved,
@@ -400,14 +400,14 @@ def _move(
 
 
 def _reposition(
-    pause: Pause, wanted: Wanted, targets: dict[tuple[str, int], Target], *, dry_run: bool = False
+    pause: Pause, wanted: ReleaseOptions, targets: dict[tuple[str, int], Target], *, dry_run: bool = False
 ) -> list[Move]:
     if wanted.undo is not None:
         return pause.undo(wanted.undo, dry_run=dry_run, force=wanted.force)
     return pause.reposition(targets, dry_run=dry_run, force=wanted.force, keep_done=wanted.keep_done)
 
 
-def _save(options: Options, pause: Pause, wanted: Wanted, targets: dict[tuple[str, int], Target]) -> Path:
+def _save(options: Options, pause: Pause, wanted: ReleaseOptions, targets: dict[tuple[str, int], Target]) -> Path:
     """Save the present positions, while no member works."""
     from kafka_marshal.admin.positions import MovePlan, plan_path
 
@@ -417,7 +417,7 @@ def _save(options: Options, pause: Pause, wanted: Wanted, targets: dict[tuple[st
 
 
 def _wait_released(
-    options: Options, pause: Pause, wanted: Wanted, partitions: list[tuple[str, int]] | None
+    options: Options, pause: Pause, wanted: ReleaseOptions, partitions: list[tuple[str, int]] | None
 ) -> list[InHand]:
     """Wait until members have released; name partitions whose messages in flight are, or may be, repeated."""
     note(options, "waiting for its members to hand in what they have …")
@@ -432,7 +432,7 @@ def _wait_released(
     return in_hand
 
 
-def _only_pause(options: Options, admin: Admin, wanted: Wanted) -> int:
+def _only_pause(options: Options, admin: Admin, wanted: ReleaseOptions) -> int:
     """Keep the group paused until Ctrl-C, or until the pause runs out."""
     if not ask(f"Pause group {wanted.group} for {span(wanted.expires)}, or until Ctrl-C?", options.yes):
         note(options, NOT_DONE)
@@ -452,7 +452,7 @@ def _only_pause(options: Options, admin: Admin, wanted: Wanted) -> int:
     return DONE
 
 
-def _would_pause(options: Options, admin: Admin, wanted: Wanted) -> int:
+def _would_pause(options: Options, admin: Admin, wanted: ReleaseOptions) -> int:
     """The dry run of a pause: the members that would release, and what."""
     held = [lease for lease in admin.progress(wanted.group) if lease.client_id is not None]
     clients = sorted({lease.client_id or "" for lease in held})
@@ -467,7 +467,7 @@ def _would_pause(options: Options, admin: Admin, wanted: Wanted) -> int:
     return DONE
 
 
-def _resume(options: Options, wanted: Wanted) -> int:
+def _resume(options: Options, wanted: ReleaseOptions) -> int:
     group = wanted.group
 
     def say_resumed(found: list[PausedPartition], done: bool) -> None:
@@ -547,7 +547,7 @@ def _print_moves(moves: list[Move]) -> None:
             say(f"stay set aside of {move.topic} [{move.partition}]: {', '.join(map(str, move.parked[:20]))}{more}")
 
 
-def _moved_json(options: Options, group: str, found: Moved) -> dict[str, object]:
+def _moved_json(options: Options, group: str, found: ReleaseResult) -> dict[str, object]:
     return {
         "group": group,
         "client_id": found.client_id,

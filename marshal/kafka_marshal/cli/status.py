@@ -40,7 +40,7 @@ from kafka_marshal.observe.text import clock_text, count, no_group, span, time_t
 if TYPE_CHECKING:
     from kafka_marshal.cli.options import Options
     from kafka_marshal.observe.log_size import Sizes
-    from kafka_marshal.observe.view import View
+    from kafka_marshal.observe.view import LiveView
 
 #: The most omitted groups that are named.
 _LISTED = 5
@@ -111,7 +111,7 @@ def status(
 
 
 def _picture(
-    view: View, sizes: Sizes, group: str | None, members: bool, everything: bool, *, digests: bool = False
+    view: LiveView, sizes: Sizes, group: str | None, members: bool, everything: bool, *, digests: bool = False
 ) -> Picture:
     view.look_at_data(None if group is None else [group])
     groups = view.groups(group)
@@ -233,7 +233,7 @@ def _groups(problems: dict[str, list[Problem]]) -> Rows[GroupRow]:
 
 
 def _group_section(
-    view: View, groups: list[GroupRow], rows: Rows[GroupRow], problems: dict[str, list[Problem]]
+    view: LiveView, groups: list[GroupRow], rows: Rows[GroupRow], problems: dict[str, list[Problem]]
 ) -> Section:
     if view.watched:
         groups = sorted(groups, key=lambda each: (-len(problems[each.group]), -(each.lag or 0)))
@@ -341,7 +341,7 @@ _MEMBERS = Rows[_Row](
 )
 
 
-def _member_section(view: View, groups: list[GroupRow]) -> Section:
+def _member_section(view: LiveView, groups: list[GroupRow]) -> Section:
     members = [member for each in groups for member in each.members]
     if view.watched:
         members.sort(key=lambda member: member.badness)
@@ -384,7 +384,7 @@ _LEASES = Rows[LeaseRow](
 )
 
 
-def _pause_rows(view: View, groups: list[GroupRow]) -> list[list[str | Cell]]:
+def _pause_rows(view: LiveView, groups: list[GroupRow]) -> list[list[str | Cell]]:
     """One row for each pause, with the end in the last coordination partition."""
     rows: list[list[str | Cell]] = []
     now_ms = view.clock.now_ms()
@@ -397,7 +397,7 @@ def _pause_rows(view: View, groups: list[GroupRow]) -> list[list[str | Cell]]:
     return rows
 
 
-def _notes(view: View, groups: list[GroupRow]) -> list[str]:
+def _notes(view: LiveView, groups: list[GroupRow]) -> list[str]:
     """Caveats of the table."""
     notes = []
     if view.clock.source == "local" and any(row.silence_ms is not None for each in groups for row in each.leases):
@@ -474,7 +474,7 @@ def lag(options: Options, group: str | None, window: int, watch: bool, interval:
         )
 
 
-def _lag_picture(view: View, group: str | None) -> Picture:
+def _lag_picture(view: LiveView, group: str | None) -> Picture:
     view.look_at_data(None if group is None else [group])
     groups = view.groups(group)
     rows = [row for each in groups for row in each.leases]

@@ -15,7 +15,17 @@ from kafka_marshal.cli.change import NOT_DONE, carry_out, dry_run_option, yes_op
 from kafka_marshal.cli.connection import admin_of, catch_up, connected, viewing
 from kafka_marshal.cli.failures import DONE, NO, CommandError
 from kafka_marshal.cli.options import parsed, span_option
-from kafka_marshal.cli.output import Column, Field, Rows, fields_of, print_json, print_table, progress, say, say_warning
+from kafka_marshal.cli.output import (
+    Column,
+    Field,
+    Rows,
+    fields_of,
+    print_json,
+    print_table,
+    progress,
+    say,
+    say_warning,
+)
 from kafka_marshal.instance import knows_level
 from kafka_marshal.node.kept import check_keep, keep_settings
 from kafka_marshal.observe.text import count, parse_span, span
@@ -65,7 +75,7 @@ def _kept_text(keep: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class TopicFault:
     """Something wrong with the topic."""
 
     what: str
@@ -77,7 +87,7 @@ class Fault:
 
 
 @dataclass(slots=True)
-class Report:
+class InitReport:
     """Changes made to the topic, and its faults."""
 
     topic: str
@@ -85,11 +95,11 @@ class Report:
     partitions: int | None = None
     replication_factor: int | None = None
     done: list[str] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[TopicFault] = field(default_factory=list)
 
     def add(self, what: str, why: str, mend: str, *, fatal: bool) -> None:
         """Add a fault."""
-        self.faults.append(Fault(what, why, mend, fatal))
+        self.faults.append(TopicFault(what, why, mend, fatal))
 
     @property
     def fit(self) -> bool:
@@ -139,12 +149,12 @@ def init(options: Options, partitions: int | None, keep: int | None, check: bool
     return DONE if report.fit else NO
 
 
-def _look_after(cluster: Cluster, options: Options, partitions: int | None, check: bool) -> Report:
+def _look_after(cluster: Cluster, options: Options, partitions: int | None, check: bool) -> InitReport:
     from kafka_marshal.admin.topic import create
     from kafka_marshal.node.coordination_topic import ADDRESSES_S, check_one_cluster, find_problems
 
     topic = options.topic
-    report = Report(topic)
+    report = InitReport(topic)
     check_one_cluster(cluster)
     config = cluster.topic_config(topic, options.timeout)
     check_one_cluster(cluster, ADDRESSES_S)
@@ -175,7 +185,7 @@ def _look_after(cluster: Cluster, options: Options, partitions: int | None, chec
     return report
 
 
-def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report) -> None:
+def _look_at_log(cluster: Cluster, options: Options, check: bool, report: InitReport) -> None:
     """Check the first record of each CP, and whether the log is complete (L2)."""
     from kafka_marshal.node.coordination_topic import append_first_records
     from kafka_marshal.observe.log import Log
@@ -221,7 +231,7 @@ def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report
         )
 
 
-def _look_at_levels(cluster: Cluster, options: Options, report: Report) -> None:
+def _look_at_levels(cluster: Cluster, options: Options, report: InitReport) -> None:
     """Check whether coordinated groups can be used."""
     from kafka_marshal.admin.topic import low_levels
     from kafka_marshal.node.replica import Begin, Replica
@@ -250,7 +260,7 @@ def _not_bridged(cluster: Cluster, options: Options, log: Log) -> list[int]:
 
 
 def _look_at_snapshots(
-    cluster: Cluster, options: Options, check: bool, report: Report, coordination: TopicConfig
+    cluster: Cluster, options: Options, check: bool, report: InitReport, coordination: TopicConfig
 ) -> None:
     """Create the log of snapshots beside the topic (S2) if it is missing. Workers can do without it."""
     from kafka_marshal.node.coordination_topic import create_snapshots_topic, find_snapshot_problems
@@ -288,7 +298,7 @@ def _marker_counts(log: Log, partitions: list[int]) -> dict[int, int | None]:
     return counts
 
 
-def _fault(problem: Problem, topic: str, options: Options) -> Fault:
+def _fault(problem: Problem, topic: str, options: Options) -> TopicFault:
     """A wrong setting, with the Kafka command that corrects it."""
     value = problem.wanted.rpartition(" ")[2]
     words = ["kafka-configs.sh", "--bootstrap-server", options.bootstrap or "HOST:PORT"]
@@ -296,21 +306,21 @@ def _fault(problem: Problem, topic: str, options: Options) -> Fault:
     words += ["--alter", "--entity-type", "topics", "--entity-name", topic]
     words += ["--add-config", f"{problem.setting}={value}"]
     found = f"{problem.setting} is {problem.found}, and must be {problem.wanted}"
-    return Fault(found, problem.why, shlex.join(words), problem.fatal)
+    return TopicFault(found, problem.why, shlex.join(words), problem.fatal)
 
 
 def _list(partitions: list[int]) -> str:
     return ", ".join(map(str, partitions))
 
 
-def _json(report: Report) -> dict[str, object]:
+def _json(report: InitReport) -> dict[str, object]:
     return {
         **fields_of(report, "topic fit existed partitions replication_factor done"),
         "problems": [fields_of(fault, "what why mend fatal") for fault in report.faults],
     }
 
 
-def _print_report(report: Report) -> None:
+def _print_report(report: InitReport) -> None:
     for line in report.done:
         say(line)
     for fault in report.faults:

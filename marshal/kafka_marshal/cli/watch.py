@@ -1,4 +1,4 @@
-"""What `status` and `lag` share: one picture of a :class:`View`, or one after the other until Ctrl-C."""
+"""What `status` and `lag` share: one picture of a :class:`LiveView`, or one after the other until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from kafka_marshal.cli.options import Options
-    from kafka_marshal.observe.view import View
+    from kafka_marshal.observe.view import LiveView
     from kafka_marshal.ports import Cluster
 
 _STUCK = (
@@ -77,7 +77,7 @@ class Picture:
 def show(
     cluster: Cluster,
     options: Options,
-    picture: Callable[[View], Picture],
+    picture: Callable[[LiveView], Picture],
     *,
     interval: float | None = None,
     tick: bool = False,
@@ -199,7 +199,9 @@ def _cut(section: Section, height: int) -> Group:
     return drawn(fits)
 
 
-def _repeat(view: View, cluster: Cluster, options: Options, picture: Callable[[View], Picture], interval: float) -> int:
+def _repeat(
+    view: LiveView, cluster: Cluster, options: Options, picture: Callable[[LiveView], Picture], interval: float
+) -> int:
     """Watching without a terminal: one picture after the other, JSON on one line each."""
     checked = time.monotonic()
     while True:
@@ -213,7 +215,9 @@ def _repeat(view: View, cluster: Cluster, options: Options, picture: Callable[[V
         checked = _check(view, cluster, options, checked)
 
 
-def _watch(view: View, cluster: Cluster, options: Options, picture: Callable[[View], Picture], interval: float) -> int:
+def _watch(
+    view: LiveView, cluster: Cluster, options: Options, picture: Callable[[LiveView], Picture], interval: float
+) -> int:
     """Watching on a terminal: the picture changes in its place; the last one stays when it ends."""
     from rich.live import Live
 
@@ -245,7 +249,7 @@ def _watch(view: View, cluster: Cluster, options: Options, picture: Callable[[Vi
         console().print(_drawn(taken))
 
 
-def _check(view: View, cluster: Cluster, options: Options, checked: float) -> float:
+def _check(view: LiveView, cluster: Cluster, options: Options, checked: float) -> float:
     """From time to time, check that the topic was not recreated. Raises TopicChangedError."""
     if time.monotonic() - checked < _CHECK_S:
         return checked

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from kafka_marshal.observe.checkpoints import Cut, Unsaved, cuts_now, owners_of
+from kafka_marshal.observe.checkpoints import KeyCut, Unsaved, cuts_now, owners_of
 from kafka_marshal.observe.text import count, listed, span
 from rationalizer import AnswerBarrier, Rollback, codes
 from rationalizer.wire.wellformed import REACHED_AND_LEAVES, REFUSED
@@ -24,7 +24,7 @@ _KEPT = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class CompleteCheckpoint:
     """A checkpoint that is complete. Times are log time (ms)."""
 
     checkpoint: int
@@ -40,7 +40,7 @@ class Taken:
     #: The member that answered last; "": there was none.
     slowest: str
     #: Pieces that kept an older cut, as their owners did not answer, or refused.
-    missing: tuple[Cut, ...] = ()
+    missing: tuple[KeyCut, ...] = ()
     #: Pieces that it handed to another member, and the members that left with it.
     handed_over: int = 0
     left: tuple[str, ...] = ()
@@ -74,11 +74,11 @@ class WentBack:
     undone_ms: int | None
 
 
-Happened = Taken | Ended | WentBack
+Happened = CompleteCheckpoint | Ended | WentBack
 
 
 @dataclass(slots=True)
-class Answer:
+class MemberAnswer:
     """What a member answered to the open barrier, and the partitions that it handed in."""
 
     client: str
@@ -96,7 +96,7 @@ class OpenBarrier:
     timeout_ms: int
     began_by: str
     #: By slot.
-    answers: dict[int, Answer] = field(default_factory=dict)
+    answers: dict[int, MemberAnswer] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ class CheckpointHistory:
     """Folds the log of a group's home; give it every record after its world has applied it."""
 
     group_id: str
-    taken: dict[int, Taken] = field(default_factory=dict)
+    taken: dict[int, CompleteCheckpoint] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)
     went_back: list[WentBack] = field(default_factory=list)
     #: What the last record did.
@@ -131,7 +131,7 @@ class CheckpointHistory:
         if barrier is not None:
             self._open = OpenBarrier(barrier.id, barrier.opened, barrier.timeout_ms, "")
             for slot, each in barrier.answers.items():
-                self._open.answers[slot] = Answer(self._name(slot), barrier.opened, each.answer, set())
+                self._open.answers[slot] = MemberAnswer(self._name(slot), barrier.opened, each.answer, set())
                 self._note_refusal(slot, each.answer, barrier.opened)
 
     def see(self, world: World, outcome: Outcome) -> tuple[Happened, ...]:
@@ -150,7 +150,7 @@ class CheckpointHistory:
         if self._generation >= 0:
             was = self._open
             closed = self._closed(group, outcome, *at)
-            leavers = self._leavers(was) if was is not None and isinstance(closed, Taken) else set()
+            leavers = self._leavers(was) if was is not None and isinstance(closed, CompleteCheckpoint) else set()
             found += [] if closed is None else [closed]
             found += self._lost(group, leavers, *at)
         found += self._at_once(group, outcome, *at)
@@ -185,7 +185,7 @@ class CheckpointHistory:
 
     def _note(self, found: list[Happened]) -> None:
         for each in found:
-            if isinstance(each, Taken):
+            if isinstance(each, CompleteCheckpoint):
                 self.taken[each.checkpoint] = each
             elif isinstance(each, Ended):
                 self.ended.append(each)
@@ -218,7 +218,7 @@ class CheckpointHistory:
         for slot, (client, instance) in self._members.items():
             if (client, instance) == (message.client_id, message.instance_id):
                 keys = {(entry[0], entry[1]) for entry in message.entries}
-                self._open.answers[slot] = Answer(client, log_time, message.answer, keys)
+                self._open.answers[slot] = MemberAnswer(client, log_time, message.answer, keys)
                 self._note_refusal(slot, message.answer, log_time)
 
     def _note_refusal(self, slot: int, answer: int, log_time: int) -> None:
@@ -228,7 +228,7 @@ class CheckpointHistory:
             since, count = (log_time, 0) if known is None else (known.since, known.count)
             self.unsaved[slot] = Unsaved(*self._members[slot], since, count + 1, self._open.id)
 
-    def _closed(self, group: Group, outcome: Outcome, offset: int, log_time: int) -> Taken | Ended | None:
+    def _closed(self, group: Group, outcome: Outcome, offset: int, log_time: int) -> CompleteCheckpoint | Ended | None:
         """How the barrier that was open was closed by this record; None: it was not."""
         checkpoints, was = group.checkpoints, self._open
         assert checkpoints is not None
@@ -239,14 +239,14 @@ class CheckpointHistory:
             return self._complete(group, was, offset, log_time)
         return self._why_ended(group, was, outcome, log_time)
 
-    def _complete(self, group: Group, was: OpenBarrier, offset: int, log_time: int) -> Taken:
+    def _complete(self, group: Group, was: OpenBarrier, offset: int, log_time: int) -> CompleteCheckpoint:
         handed_in = {slot: each for slot, each in was.answers.items() if each.answer != REFUSED}
         owners = {piece.owner for _, piece in self._pieces}
         for slot, each in handed_in.items():
             self._safe[slot] = each.log_time
         cuts = {(cut.key, cut.lo): cut.cut for cut in cuts_now(group)}
         missing = [
-            Cut(*key, piece.lo, piece.hi, cuts.get((key, piece.lo)), self._name(piece.owner), why)
+            KeyCut(*key, piece.lo, piece.hi, cuts.get((key, piece.lo)), self._name(piece.owner), why)
             for key, piece in self._pieces
             if piece.owner not in handed_in
             for why in ("refused" if piece.owner in was.answers else "not answered",)
@@ -258,7 +258,7 @@ class CheckpointHistory:
             if piece.owner in handed_in and (key, piece.lo) in after and after[key, piece.lo].owner != piece.owner
         ]
         slowest = next(reversed(handed_in.values()), None)
-        return Taken(
+        return CompleteCheckpoint(
             was.id,
             log_time,
             was.began_by,
@@ -327,7 +327,7 @@ class CheckpointHistory:
         elif newest == offset:
             is_set = outcome.by_operator
             partitions = len({(entry[0], entry[1]) for entry in message.entries}) if is_set else 0
-            yield Taken(offset, log_time, client, 0, 0, 0, partitions, "")
+            yield CompleteCheckpoint(offset, log_time, client, 0, 0, 0, partitions, "")
             if is_set:
                 yield WentBack(offset, log_time, "positions", client, offset, partitions, None)
 
@@ -357,7 +357,7 @@ def why_went_back(why: str, client: str) -> str:
 
 def happened_text(each: Happened) -> str:
     """One event in words."""
-    if isinstance(each, Taken):
+    if isinstance(each, CompleteCheckpoint):
         return _taken_text(each)
     if isinstance(each, Ended):
         return f"barrier {each.barrier} ended without a checkpoint: {why_ended(each)}"
@@ -367,7 +367,7 @@ def happened_text(each: Happened) -> str:
     )
 
 
-def _taken_text(each: Taken) -> str:
+def _taken_text(each: CompleteCheckpoint) -> str:
     text = f"checkpoint {each.checkpoint} is complete"
     if each.owners:
         text += f" after {span(each.took_ms)}, {each.members} of {count(each.owners, 'member')}"

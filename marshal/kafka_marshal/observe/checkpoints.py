@@ -26,7 +26,7 @@ _NONE_SAVED: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Cut(Placed):
+class KeyCut(Placed):
     """What a checkpoint has of a range of keys: the state that was handed in for the checkpoint ``cut``."""
 
     topic: str
@@ -42,7 +42,7 @@ class Cut(Placed):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenProgress:
     """The progress of a partition as a checkpoint sees it (X2)."""
 
     done_through: tuple[KeyPiece, ...]
@@ -56,16 +56,16 @@ class Seen:
         return min(done for _, _, done in self.done_through) + 1
 
 
-def seen_by(group: Group, key: TopicPartition, checkpoint: int) -> Seen:
+def seen_by(group: Group, key: TopicPartition, checkpoint: int) -> SeenProgress:
     """What this checkpoint sees of a partition: its last version that is not above, else where the group began."""
     found = [version for version in group.versions(key) if version.checkpoint <= checkpoint]
     if found:
         version = found[-1]
         ranges = tuple((first, last) for first, last in split(version.ranges).ranges)
-        return Seen(tuple(version.done_through), ranges, tuple(version.states))
+        return SeenProgress(tuple(version.done_through), ranges, tuple(version.states))
     kept = group.kept(*key)
     initial = -1 if kept is None else kept.initial
-    return Seen(((0, MAX_KEY_HASH, initial),), (), ((0, MAX_KEY_HASH, _NONE_SAVED),))
+    return SeenProgress(((0, MAX_KEY_HASH, initial),), (), ((0, MAX_KEY_HASH, _NONE_SAVED),))
 
 
 def owners_of(group: Group) -> Iterator[tuple[TopicPartition, Piece]]:
@@ -82,17 +82,17 @@ def cut_in(states: Sequence[KeyPiece], lo: int, hi: int) -> int:
     return min((id_ for low, high, id_ in states if low <= hi and lo <= high), default=_NONE_SAVED)
 
 
-def cuts_now(group: Group) -> Iterator[Cut]:
+def cuts_now(group: Group) -> Iterator[KeyCut]:
     """The last cut of each piece that has an owner, as the newest checkpoint has it."""
     states: dict[TopicPartition, Sequence[KeyPiece]] = {}
     for key, piece in owners_of(group):
         if key not in states:
             states[key] = group.states(key)
         cut = cut_in(states[key], piece.lo, piece.hi)
-        yield Cut(*key, piece.lo, piece.hi, cut or None, group.members[piece.owner].client_id)
+        yield KeyCut(*key, piece.lo, piece.hi, cut or None, group.members[piece.owner].client_id)
 
 
-def oldest_cut(group: Group, checkpoint: int) -> Cut | None:
+def oldest_cut(group: Group, checkpoint: int) -> KeyCut | None:
     """The oldest cut of this checkpoint; of the newest with its owner. None: nothing was handed in for it so far.
 
     A piece that was never handed in is older than any other; its ``cut`` is None.
@@ -101,7 +101,7 @@ def oldest_cut(group: Group, checkpoint: int) -> Cut | None:
     is_newest = checkpoints is not None and checkpoint == checkpoints.newest
     found = list(cuts_now(group)) if is_newest else []
     found = found or [
-        Cut(*key, lo, hi, id_ or None)
+        KeyCut(*key, lo, hi, id_ or None)
         for key in group.partitions()
         for lo, hi, id_ in seen_by(group, key, checkpoint).states
     ]

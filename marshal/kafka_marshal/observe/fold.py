@@ -63,7 +63,7 @@ def shows_life(outcome: Outcome) -> bool:
 
 
 @dataclass(slots=True)
-class Worker:
+class WorkerInstance:
     """One instance of one worker in a group, as its records show it."""
 
     group: str
@@ -147,7 +147,7 @@ class Fold:
     happened: tuple[Happened, ...] = ()
     _worlds: dict[int, World] = field(default_factory=dict)
     #: (group, client) → instance → run
-    _workers: dict[tuple[str, str], dict[str, Worker]] = field(default_factory=dict)
+    _workers: dict[tuple[str, str], dict[str, WorkerInstance]] = field(default_factory=dict)
     #: group → who has paused it, since when (log time, ms), and until when.
     paused: dict[str, tuple[str, int, int]] = field(default_factory=dict)
     #: Instances that paused a group: they are not workers.
@@ -231,7 +231,7 @@ class Fold:
         """The members of a group whose states are not saved."""
         return self.checkpoints[group].unsaved.values() if group in self.checkpoints else ()
 
-    def workers(self, since: int = 0) -> list[Worker]:
+    def workers(self, since: int = 0) -> list[WorkerInstance]:
         """The newest instance of each worker that was heard since that log time (ms), by group and name."""
         found = []
         for key in sorted(self._workers):
@@ -255,11 +255,11 @@ class Fold:
         if until <= at:
             del self.paused[group]
 
-    def _run(self, group: str, client: str, instance: str) -> Worker:
+    def _run(self, group: str, client: str, instance: str) -> WorkerInstance:
         of_client = self._workers.setdefault((group, client), {})
         run = of_client.get(instance)
         if run is None:
-            run = of_client[instance] = Worker(group, client, instance)
+            run = of_client[instance] = WorkerInstance(group, client, instance)
         return run
 
     def _hear(self, group: str, client: str, instance: str, place: Place) -> None:
@@ -345,7 +345,7 @@ class Fold:
                 self._end(run, place, ended, by)
         return bool(found.evicted)
 
-    def _newest(self, group: str, client: str) -> Iterator[Worker]:
+    def _newest(self, group: str, client: str) -> Iterator[WorkerInstance]:
         known = self._workers.get((group, client))
         if known:
             yield max(known.values(), key=lambda run: (run.begun, run.heard))
@@ -354,7 +354,7 @@ class Fold:
         self._end(self._run(span.key[0], span.client_id, span.instance_id), place, span.ended, evictor)
 
     @staticmethod
-    def _end(run: Worker, place: Place, ended: End, evictor: str) -> None:
+    def _end(run: WorkerInstance, place: Place, ended: End, evictor: str) -> None:
         if place >= run.lost:
             run.lost, run.ended, run.lost_share = place, ended, False
         if ended is End.EVICTED and place > run.evicted:

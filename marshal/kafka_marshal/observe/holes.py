@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rationalizer.holes import Hole
 
 
-class Holding(NamedTuple):
+class PlacedHole(NamedTuple):
     """A hole, and where it is."""
 
     cp: int
@@ -33,20 +33,20 @@ class Holding(NamedTuple):
         return self.topic, self.partition
 
 
-def holdings_of(worlds: Mapping[int, World], group_id: str) -> list[Holding]:
+def holdings_of(worlds: Mapping[int, World], group_id: str) -> list[PlacedHole]:
     """All holes of a group, sorted by topic, partition and offset."""
     home = route_group(group_id, len(worlds))
     marked = (world.group(group_id) for world in (worlds[home], *worlds.values()))
     group = next((each for each in marked if each is not None), None)
     if group is not None:
         found = [
-            Holding(home, topic, partition, hole)
+            PlacedHole(home, topic, partition, hole)
             for topic, partition, kept in group.all_progress()
             for hole in kept.progress.open
         ]
     else:
         found = [
-            Holding(cp, lease.topic, lease.partition, hole)
+            PlacedHole(cp, lease.topic, lease.partition, hole)
             for cp, world in worlds.items()
             for lease in world.leases()
             if lease.group_id == group_id

@@ -13,7 +13,7 @@ from kafka_marshal.node.coordination_topic import check_topic, topic_option
 from kafka_marshal.node.kept import keep_of, removable, turn_ms
 from kafka_marshal.node.log_reader import read_range
 from kafka_marshal.observe.text import count, span
-from kafka_marshal.observe.view import View
+from kafka_marshal.observe.view import LiveView
 from kafka_marshal.ports import Cluster
 from kafka_marshal.snapshots.prune import DEFAULT_KEEP
 from kafka_marshal.topic_names import snapshots_topic
@@ -98,7 +98,7 @@ class Sizes:
         self._last: LogSize | None = None
         self._again_at = 0.0
 
-    def read(self, view: View, living: int) -> LogSize:
+    def read(self, view: LiveView, living: int) -> LogSize:
         """The size now, during an outage the last one (*blocking*). living: members at work."""
         now_ms = view.clock.now_ms()
         if self._last is None or (now_ms >= self._again_at and not view.outage):

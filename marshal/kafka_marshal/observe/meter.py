@@ -20,7 +20,7 @@ from rationalizer.limits import MIN_HEARTBEAT_INTERVAL_MS, NOTHING_DONE, STALE_A
 from rationalizer.routing import route_group
 
 if TYPE_CHECKING:
-    from kafka_marshal.observe.fold import Worker
+    from kafka_marshal.observe.fold import WorkerInstance
     from kafka_marshal.ports import LogEntry
     from rationalizer import Group, World
 
@@ -152,7 +152,7 @@ class Track:
 _UNKNOWN = Track(0, 0, 0, 0)
 
 
-class Meter:
+class RateMeter:
     """Messages per second of each lease, and since when it makes no progress, from samples of the worlds."""
 
     def __init__(self, window_ms: int) -> None:
@@ -334,7 +334,9 @@ class Heard:
     cps: set[int] = field(default_factory=set)
 
     @staticmethod
-    def of(rows: Iterable[LeaseRow], coordinated: Iterable[Group], workers: Iterable[Worker]) -> dict[str, Heard]:
+    def of(
+        rows: Iterable[LeaseRow], coordinated: Iterable[Group], workers: Iterable[WorkerInstance]
+    ) -> dict[str, Heard]:
         """Of each group with a holder: holders, members without a partition, and workers that wait for one."""
         found: dict[str, Heard] = {}
         for row in rows:
@@ -405,7 +407,7 @@ class Silence:
         self,
         rows: list[LeaseRow],
         coordinated: Iterable[Group],
-        workers: Iterable[Worker],
+        workers: Iterable[WorkerInstance],
         log_times: Mapping[int, int],
     ) -> list[LeaseRow]:
         """Find the groups whose members fell silent together; the rows, with the silence that makes no member gone."""

@@ -101,7 +101,7 @@ def done_by(lease: Lease, span: Span) -> int:
 
 
 @dataclass(slots=True)
-class Moment:
+class OwnershipAt:
     """The lease or piece at the requested moment."""
 
     span: Span
@@ -132,7 +132,7 @@ class Ownership:
     spans: list[Span] = field(default_factory=list)
     #: One; in a coordinated group one for each range of key hashes; of a shared lease one for each share, and for keys
     #: that no member had.
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[OwnershipAt] = field(default_factory=list)
     world: World = field(init=False)
     owners: Owners = field(default_factory=Owners)
     shares: ShareSpans = field(init=False)
@@ -232,16 +232,16 @@ class Ownership:
         if lease is not None and lease.shares is not None:
             for share, span in self.shares.now():
                 freshness, beats = share.freshness(self.judged_at), (share.last_beat, share.heartbeat_interval_ms)
-                self.moments.append(Moment(span, *beats, freshness, done_by(lease, span) + 1))
+                self.moments.append(OwnershipAt(span, *beats, freshness, done_by(lease, span) + 1))
             gaps = [] if lease.shares.by_batches else [part[:2] for part in lease.shares.parts() if part[2] is None]
             for lo, hi in gaps:
                 free = Span(self.key, False, "", "", 0, 0, -1, 0, lo=lo, hi=hi)
-                self.moments.append(Moment(free, 0, 0, "free", lease.progress.floor([(lo, hi)]) + 1))
+                self.moments.append(OwnershipAt(free, 0, 0, "free", lease.progress.floor([(lo, hi)]) + 1))
             self.moments.sort(key=lambda each: each.span.lo)
         elif lease is not None and self.spans:
             freshness = lease.freshness(self.judged_at)
             beats = lease.last_beat, lease.heartbeat_interval_ms
-            self.moments = [Moment(self.spans[-1], *beats, freshness, lease.progress.stable + 1)]
+            self.moments = [OwnershipAt(self.spans[-1], *beats, freshness, lease.progress.stable + 1)]
         self._holes = [] if lease is None else list(lease.progress.open)
 
     def _count_open(self) -> None:
@@ -321,12 +321,14 @@ class PieceOwnership(Ownership):
             if each.since_offset <= self._last and (each.until_offset is None or self._last < each.until_offset):
                 beat, half, freshness, heard = self._members.get(each.client_id, (each.last_beat, 0, "free", None))
                 done = min((done for lo, hi, done in self._done if lo <= each.hi and each.lo <= hi), default=0)
-                self.moments.append(Moment(each, beat, half, freshness if each.held else "free", done, heard=heard))
+                self.moments.append(
+                    OwnershipAt(each, beat, half, freshness if each.held else "free", done, heard=heard)
+                )
         self._count_open()
         self._name_outages()
 
 
-def moment_text(when: str, moment: Moment, is_piece: bool) -> str:
+def moment_text(when: str, moment: OwnershipAt, is_piece: bool) -> str:
     """The owner at that moment, in a sentence."""
     held = moment.span
     when += f", {keys}" if (keys := keys_text(held)) else ""
@@ -344,7 +346,7 @@ def moment_text(when: str, moment: Moment, is_piece: bool) -> str:
     return text
 
 
-def next_text(moment: Moment) -> str:
+def next_text(moment: OwnershipAt) -> str:
     """The offset to read next, and what is open besides."""
     if not moment.open:
         return f"Next offset: {moment.next}."

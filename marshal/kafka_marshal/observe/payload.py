@@ -19,7 +19,7 @@ _LINE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class PayloadLines:
     """Bytes as readable lines, not escaped yet."""
 
     form: str
@@ -33,16 +33,18 @@ class _UnfaithfulError(ValueError):
     """This JSON would change if it were written again."""
 
 
-def shown(value: bytes | None, form: Form, most: int) -> Shown:
+def shown(value: bytes | None, form: Form, most: int) -> PayloadLines:
     """The value as JSON, text or bytes: the first of these that fits (auto), or the requested one."""
     if value is None:
-        return Shown("null", [], 0)
+        return PayloadLines("null", [], 0)
     if form in ("auto", "json") and len(value) <= most and (lines := _json_lines(value)) is not None:
-        return Shown("JSON", lines, len(value))
+        return PayloadLines("JSON", lines, len(value))
     part = value[:most]
     if form != "hex" and (form == "text" or _is_text(value, most)):
-        return Shown("text", part.decode("utf-8", "backslashreplace").split("\n"), len(value), len(value) - len(part))
-    return Shown("hex", _hex_lines(part), len(value), len(value) - len(part))
+        return PayloadLines(
+            "text", part.decode("utf-8", "backslashreplace").split("\n"), len(value), len(value) - len(part)
+        )
+    return PayloadLines("hex", _hex_lines(part), len(value), len(value) - len(part))
 
 
 def _json_lines(value: bytes) -> list[str] | None:

@@ -24,9 +24,9 @@ from rationalizer.limits import MANY_HOLES, MAX_HOLES
 
 if TYPE_CHECKING:
     from kafka_marshal.observe.checkpoints import CheckpointsRow
-    from kafka_marshal.observe.holes import Holding
+    from kafka_marshal.observe.holes import PlacedHole
     from kafka_marshal.observe.rows import AllSilent, MemberRow, PauseRow, WorkerRow
-    from kafka_marshal.observe.view import View
+    from kafka_marshal.observe.view import LiveView
     from kafka_marshal.ports import Cluster
 
 #: Kind → the group's state in `status`. Kinds are part of the JSON of `check` and `status`.
@@ -526,7 +526,7 @@ def crowded_text(group: GroupRow) -> list[str]:
 
 
 def open_problems(
-    cluster: Cluster, view: View, group: GroupRow, max_parked: int | None = None, max_parked_ms: int | None = None
+    cluster: Cluster, view: LiveView, group: GroupRow, max_parked: int | None = None, max_parked_ms: int | None = None
 ) -> list[Problem]:
     """All problems of the group's open messages (*blocking*): ages are read from the log."""
     from kafka_marshal.observe.holes import holdings_of
@@ -563,13 +563,13 @@ def open_problems(
     return found
 
 
-def _rows(rows: dict[tuple[str, int], LeaseRow], holdings: Sequence[Holding]) -> list[LeaseRow]:
+def _rows(rows: dict[tuple[str, int], LeaseRow], holdings: Sequence[PlacedHole]) -> list[LeaseRow]:
     return [rows[key] for key in dict.fromkeys(each.key for each in holdings)]
 
 
 def _older(
-    cluster: Cluster, view: View, holdings: Sequence[Holding], most_ms: int
-) -> tuple[list[tuple[Holding, int]], list[Holding]]:
+    cluster: Cluster, view: LiveView, holdings: Sequence[PlacedHole], most_ms: int
+) -> tuple[list[tuple[PlacedHole, int]], list[PlacedHole]]:
     """Those that are as they are for longer than this, with their age (ms); and those of which it can't be known.
 
     One whose record was pruned is as old as the first record that is left, or older.
@@ -595,7 +595,7 @@ def _older(
     return found, [each for each in pruned if id(each) not in certain]
 
 
-def _may_be_older(cluster: Cluster, view: View, holdings: Sequence[Holding], most_ms: int) -> list[Holding]:
+def _may_be_older(cluster: Cluster, view: LiveView, holdings: Sequence[PlacedHole], most_ms: int) -> list[PlacedHole]:
     """Those whose message is older than this: none is set aside before it is written."""
     from kafka_marshal.observe.holes import read_at
 
@@ -612,7 +612,9 @@ def _time_of(message: Any) -> int:
     return time_ms
 
 
-def _stuck_batches(cluster: Cluster, view: View, group: GroupRow, holdings: Sequence[Holding]) -> Iterator[Problem]:
+def _stuck_batches(
+    cluster: Cluster, view: LiveView, group: GroupRow, holdings: Sequence[PlacedHole]
+) -> Iterator[Problem]:
     """Batches that a worker has had for long, though it beats."""
     sharers = {
         (row.topic, row.partition, each.epoch): each
@@ -636,7 +638,9 @@ def _stuck_batches(cluster: Cluster, view: View, group: GroupRow, holdings: Sequ
         yield Problem(group.group, "stuck_batch", text, 1, [rows[each.key]])
 
 
-def _stuck_tries(cluster: Cluster, view: View, group: GroupRow, holdings: Sequence[Holding]) -> Iterator[Problem]:
+def _stuck_tries(
+    cluster: Cluster, view: LiveView, group: GroupRow, holdings: Sequence[PlacedHole]
+) -> Iterator[Problem]:
     """Messages whose next try has not been logged for long, or that fail for ever."""
     rows = {(row.topic, row.partition): row for row in group.leases if row.held}
     waiting = sorted([x for x in holdings if x.hole.is_free and x.key in rows], key=lambda each: each.hole.since)

@@ -13,7 +13,7 @@ from typing import Final
 from kafka_marshal.files import file_beside
 from kafka_marshal.secret import visible
 
-__all__ = ["Report"]
+__all__ = ["ReportPage"]
 
 _STYLE: Final = """
 :root { color-scheme: light }
@@ -39,7 +39,7 @@ figcaption, .note { color: #555; font-size: .93rem }
 _POLICY: Final = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-class Report:
+class ReportPage:
     """A page under construction: each call appends a part. verdict: the headline, green if `good`, else red."""
 
     def __init__(self, title: str, verdict: str, *, good: bool) -> None:

@@ -113,7 +113,7 @@ class AllSilent:
 WINDOW_MS: Final = 60_000
 
 
-class Verdict(StrEnum):
+class PartitionVerdict(StrEnum):
     """The health of a partition over the window."""
 
     #: There is no lag, or it fell, or it was 0 in between.
@@ -138,7 +138,7 @@ def verdict(
     still_ms: int,
     positions: Sequence[int],
     end_before: int | None,
-) -> Verdict | None:
+) -> PartitionVerdict | None:
     """The verdict on one partition, in one word and without a threshold to configure; None: its lag is not known.
 
     The rules follow Burrow. No lag is always ok. Otherwise, the worst first: no live holder; the position does not
@@ -150,18 +150,18 @@ def verdict(
     if lag is None:
         return None
     if lag == 0:
-        return Verdict.OK
+        return PartitionVerdict.OK
     if not held:
-        return Verdict.STOPPED
+        return PartitionVerdict.STOPPED
     if is_held_back:
-        return Verdict.HELD_BACK
+        return PartitionVerdict.HELD_BACK
     if still_ms >= WINDOW_MS:
-        return Verdict.STALLED
+        return PartitionVerdict.STALLED
     if positions and positions[-1] < max(positions):
-        return Verdict.REWOUND
+        return PartitionVerdict.REWOUND
     if end_before is None or not positions:
-        return Verdict.OK
-    return Verdict.BEHIND if 0 < intervals.lag(positions[0], end_before) <= lag else Verdict.OK
+        return PartitionVerdict.OK
+    return PartitionVerdict.BEHIND if 0 < intervals.lag(positions[0], end_before) <= lag else PartitionVerdict.OK
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class LeaseRow:
     #: The message that blocks all progress while later ones or other partitions are done; "": none.
     held_back: str = ""
     #: None: not known.
-    verdict: Verdict | None = None
+    verdict: PartitionVerdict | None = None
     #: How long (ms) its holder has had it.
     held_ms: int | None = None
     #: How long (ms, less `as_of_ms`) its next message has been waiting; None: it was not read.

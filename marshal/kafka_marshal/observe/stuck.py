@@ -18,7 +18,7 @@ from rationalizer.limits import MAX_INTERVALS
 
 if TYPE_CHECKING:
     from kafka_marshal.observe.checkpoints import CheckpointsRow
-    from kafka_marshal.observe.meter import Meter
+    from kafka_marshal.observe.meter import RateMeter
     from kafka_marshal.observe.rows import LeaseRow
     from kafka_marshal.ports import Cluster, Message, TopicPartition
 
@@ -107,7 +107,7 @@ def _with_key(row: LeaseRow, message: Message | None, most: int) -> LeaseRow:
 
 
 def mark_verdicts(
-    cluster: Cluster, rows: list[LeaseRow], meter: Meter, now_ms: int, timeout_s: float
+    cluster: Cluster, rows: list[LeaseRow], meter: RateMeter, now_ms: int, timeout_s: float
 ) -> list[LeaseRow]:
     """The rows with their verdicts over the last minute (*blocking*)."""
     begin = now_ms - WINDOW_MS

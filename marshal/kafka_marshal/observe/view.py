@@ -28,7 +28,7 @@ from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.observe.checkpoints import checkpoints_row, cut_in
 from kafka_marshal.observe.fold import Fold
 from kafka_marshal.observe.log import LOOK_STEP_S
-from kafka_marshal.observe.meter import BrokerClock, Meter, Silence, listening_s
+from kafka_marshal.observe.meter import BrokerClock, RateMeter, Silence, listening_s
 from kafka_marshal.observe.rows import DAY_MS, FOREIGN_COMMIT, NO_TOPIC, GroupRow, LeaseRow, PauseRow, WorkerRow
 from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts, with_checkpoints
 from kafka_marshal.observe.text import local_ms, names_of
@@ -39,7 +39,7 @@ from rationalizer.limits import STALE_AFTER_INTERVALS
 
 if TYPE_CHECKING:
     from kafka_marshal.observe.checkpoints import CheckpointsRow
-    from kafka_marshal.observe.fold import Worker
+    from kafka_marshal.observe.fold import WorkerInstance
     from kafka_marshal.ports import Ack, Cluster, TopicInfo
     from kafka_marshal.types import Key, LeaseInfo
     from rationalizer import Group, Outcome, Progress, World
@@ -73,7 +73,7 @@ _SLICE_S = 0.2
 _HISTORY_MS, _COARSE_MS, _FINE_MS, _MANY = 600_000, 10_000, 1_000, 20_000
 
 
-def _read_on(view: View) -> None:
+def _read_on(view: LiveView) -> None:
     """Read what came while the log was read: a long one takes a while, and silence is judged at its end."""
     stamps, until = view.silence.stamps, time.monotonic() + view.patience_s
     while time.monotonic() < until:
@@ -84,7 +84,7 @@ def _read_on(view: View) -> None:
             return
 
 
-class View:
+class LiveView:
     """A replica for display: caught up, the broker's time learned, its leases as rows."""
 
     def __init__(
@@ -108,7 +108,7 @@ class View:
         cluster.expect(snapshots_topic(topic))
         self.replica: Replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT)
         self.clock: BrokerClock = BrokerClock(now)
-        self.meter: Meter = Meter(window_ms)
+        self.meter: RateMeter = RateMeter(window_ms)
         #: The workers of the log's last minutes; after `follow_all` of all that is read.
         self.fold: Fold = Fold(beats=False)
         #: CP → log time (ms) since which its workers are followed.
@@ -390,7 +390,7 @@ class View:
                     found[group.group_id] = group
         return [found[name] for name in sorted(found)]
 
-    def _heard(self, run: Worker, group: Group | None, now_ms: int) -> WorkerRow:
+    def _heard(self, run: WorkerInstance, group: Group | None, now_ms: int) -> WorkerRow:
         def ago(at: int | None) -> int | None:
             return None if at is None else max(0, now_ms - at)
 

@@ -51,7 +51,7 @@ class NotReadError(Exception):
     """The history does not reach that moment, or that group, yet."""
 
 
-class Archive:
+class Histories:
     """The histories of one log. Any thread may ask."""
 
     def __init__(self, topic: str, *, is_live: bool) -> None:
@@ -165,7 +165,7 @@ class Archive:
         return history, history.groups[name]
 
 
-def read_dump(archive: Archive, file: BinaryIO, stop: threading.Event) -> None:
+def read_dump(archive: Histories, file: BinaryIO, stop: threading.Event) -> None:
     """Read a dump to its end, or until `stop` is set (*blocking*). Raises DumpError."""
     from rationalizer.dump import DumpReader
 
@@ -195,7 +195,7 @@ def read_dump(archive: Archive, file: BinaryIO, stop: threading.Event) -> None:
     archive.finished()
 
 
-def read_kafka(archive: Archive, source: Source, stop: threading.Event) -> None:
+def read_kafka(archive: Histories, source: Source, stop: threading.Event) -> None:
     """Read the log from its beginning, and then new records, until `stop` is set (*blocking*)."""
     while not stop.is_set():
         try:
@@ -212,7 +212,7 @@ def read_kafka(archive: Archive, source: Source, stop: threading.Event) -> None:
         archive.kept.save(archive.whole)
 
 
-def read_around_moments(archive: Archive, source: Source, stop: threading.Event) -> None:
+def read_around_moments(archive: Histories, source: Source, stop: threading.Event) -> None:
     """Read the log around requested moments, until all of it is read or `stop` is set (*blocking*)."""
     from kafka_marshal.ui.archive import read_around
 
@@ -237,7 +237,7 @@ def read_around_moments(archive: Archive, source: Source, stop: threading.Event)
             archive.wanted = None
 
 
-def _read_on(archive: Archive, source: Source, stop: threading.Event) -> None:
+def _read_on(archive: Histories, source: Source, stop: threading.Event) -> None:
     def show(done: int, of_all: int) -> None:
         archive.progress = (done, of_all)
 
@@ -273,7 +273,7 @@ def _read_on(archive: Archive, source: Source, stop: threading.Event) -> None:
         cluster.close()
 
 
-def _begun(archive: Archive, cluster: Cluster, reader: Log, source: Source, stop: threading.Event) -> History:
+def _begun(archive: Histories, cluster: Cluster, reader: Log, source: Source, stop: threading.Event) -> History:
     """The history as it was kept, else that of a long log, else that of no record yet (*blocking*)."""
     if archive.kept is not None:
         info = cluster.topic_info([source.topic], source.timeout).get(source.topic)
@@ -289,7 +289,7 @@ def _begun(archive: Archive, cluster: Cluster, reader: Log, source: Source, stop
 
 
 def _side_by_side(
-    archive: Archive, task: dict[str, Any], history: History, sizes: Mapping[int, int], stop: threading.Event
+    archive: Histories, task: dict[str, Any], history: History, sizes: Mapping[int, int], stop: threading.Event
 ) -> History | None:
     """The history of a long log, folded by processes (*blocking*); None: they are not possible, or it was stopped."""
     if folding.processes() < 2 or len(history.worlds) < 2:

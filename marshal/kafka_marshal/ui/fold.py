@@ -16,13 +16,13 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from kafka_marshal.observe.checkpoint_history import CheckpointHistory, Ended, Taken, happened_text
+from kafka_marshal.observe.checkpoint_history import CheckpointHistory, CompleteCheckpoint, Ended, happened_text
 from kafka_marshal.observe.checkpoints import owners_of, seen_by
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.words import is_beat, is_routine, reason, what, why_rebalanced
 from kafka_marshal.ports import LogEntry
 from kafka_marshal.secret import visible
-from kafka_marshal.ui.index import Events, KeySpans, Moments, Names, Pulse, Series, SpanStore
+from kafka_marshal.ui.index import EventTable, KeySpans, Moments, Names, Series, Silences, SpanStore
 from rationalizer import (
     CommitOffsets,
     ConfigureGroup,
@@ -172,7 +172,7 @@ class Marks:
             if isinstance(each, Ended) or group.checkpoints is None:
                 continue
             newest = group.checkpoints.newest
-            if isinstance(each, Taken):
+            if isinstance(each, CompleteCheckpoint):
                 changed += group.checkpoints.kept[-1].versions
                 self._mark(Mark(each.checkpoint, world.log_time, offset, False, happened_text(each)))
             elif each.why == "rollback":
@@ -253,7 +253,7 @@ class GroupHistory:
     assignments: Assignments | None = None
     rebalances: list[Rebalanced] = field(default_factory=list)
     #: (client_id, instance_id) → its heartbeats; members of coordinated groups only.
-    pulses: dict[tuple[str, str], Pulse] = field(default_factory=dict)
+    pulses: dict[tuple[str, str], Silences] = field(default_factory=dict)
     #: CP → the pauses in its log.
     paused: dict[int, list[Pausing]] = field(default_factory=dict)
     series: Series = field(default_factory=lambda: Series(_SERIES))
@@ -264,7 +264,7 @@ class GroupHistory:
 
     _ordered: list[KeySpans] = field(default_factory=list)
 
-    def count_rejected(self, events: Events) -> None:
+    def count_rejected(self, events: EventTable) -> None:
         """Add what was rejected before the group was known: CPs are read in any order."""
         for numbers in events.lists["rejected"].get(self.name, {}).values():
             for number in numbers:
@@ -309,7 +309,7 @@ class History:
         #: (client_id, instance_id) by number.
         self.owners: Names = Names()
         self.spans: SpanStore = SpanStore(self.names, self.owners)
-        self.events: Events = Events()
+        self.events: EventTable = EventTable()
         self.groups: dict[str, GroupHistory] = {}
         #: CP → (offset, log time) of its first record, and of every 64th or so from there on.
         self.marks: dict[int, tuple[array[int], array[int]]] = {cp: (array("q"), array("q")) for cp in self.worlds}
@@ -379,7 +379,7 @@ class History:
             found.begin([span], self.owners)
             lease = world.lease(*key)
             if lease is not None:
-                found.pulse = Pulse(lease.last_beat, lease.heartbeat_interval_ms, 0)
+                found.pulse = Silences(lease.last_beat, lease.heartbeat_interval_ms, 0)
                 _follow_shares(found, lease, None, world)
                 self._note_stable(found, None, lease.progress.stable, world.log_time, world)
         for group in world.groups():
@@ -527,7 +527,7 @@ class History:
             self._note_stable(found, None, NOTHING_DONE, since, world)
             return 1
         if found.pulse is None:
-            found.pulse = Pulse(lease.last_beat, lease.heartbeat_interval_ms, world.next_offset - 1)
+            found.pulse = Silences(lease.last_beat, lease.heartbeat_interval_ms, world.next_offset - 1)
         elif begun is not None and begun.held:
             found.pulse.beat(lease.last_beat, world.next_offset - 1)
         found.pulse.interval_ms = lease.heartbeat_interval_ms
@@ -730,7 +730,7 @@ def _beat(group: GroupHistory, member: Member, offset: int) -> None:
     half = member.heartbeat_interval_ms
     pulse = group.pulses.get((member.client_id, member.instance_id))
     if pulse is None:
-        group.pulses[member.client_id, member.instance_id] = Pulse(member.last_beat, half, offset)
+        group.pulses[member.client_id, member.instance_id] = Silences(member.last_beat, half, offset)
     else:
         if member.last_beat > pulse.last:
             pulse.beat(member.last_beat, offset)

@@ -70,7 +70,7 @@ class Names:
 
 
 @dataclass(slots=True)
-class Pulse:
+class Silences:
     """Heartbeats of one lease or member; only silences longer than the heartbeat interval are stored.
 
     A lease is fresh unless its last heartbeat is older than its heartbeat interval. So these silences are enough for
@@ -302,7 +302,7 @@ class KeySpans:
     #: It ever had several owners at once.
     is_shared: bool = False
     #: Of a lease; in coordinated groups each member has its own.
-    pulse: Pulse | None = None
+    pulse: Silences | None = None
     stable: int = -1
     #: The log time of the last progress report in a coordinated group.
     reported: int = 0
@@ -350,7 +350,7 @@ def _names_of(span: Span) -> tuple[str, str]:
     return span.client_id, span.instance_id
 
 
-class Table:
+class NumberTable:
     """Rows of numbers, each column an array."""
 
     def __init__(self, *columns: str) -> None:
@@ -369,7 +369,7 @@ class Table:
         """The row of this number."""
         return {name: column[number] for name, column in self.columns.items()}
 
-    def extend(self, other: Table, numbers: Mapping[str, Sequence[int]]) -> None:
+    def extend(self, other: NumberTable, numbers: Mapping[str, Sequence[int]]) -> None:
         """Add the rows of another one. numbers: column → the number here for each number there; −1 stays."""
         for name, column in self.columns.items():
             found = other.columns[name]
@@ -378,7 +378,7 @@ class Table:
             column.extend(found)
 
 
-class SpanStore(Table):
+class SpanStore(NumberTable):
     """Closed spans."""
 
     def __init__(self, names: Names, owners: Names) -> None:
@@ -437,7 +437,7 @@ class SpanStore(Table):
         return span
 
 
-class Events(Table):
+class EventTable(NumberTable):
     """Records that are more than signs of life: numbers in arrays, words in compressed blocks."""
 
     def __init__(self) -> None:
@@ -479,7 +479,7 @@ class Events(Table):
             self._blocks.append(zlib.compress(json.dumps(self._words).encode(), 6))
             self._words.clear()
 
-    def absorb(self, other: Events, names: Sequence[int]) -> None:
+    def absorb(self, other: EventTable, names: Sequence[int]) -> None:
         """Take over the events of other CPs. names: the numbers of the other's names here."""
         self._close_block()
         other._close_block()

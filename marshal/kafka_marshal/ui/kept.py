@@ -37,11 +37,18 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.files import file_beside
 from kafka_marshal.instance import release
 from kafka_marshal.logs import log
-from kafka_marshal.observe.checkpoint_history import Answer, CheckpointHistory, Ended, OpenBarrier, Taken, WentBack
-from kafka_marshal.observe.checkpoints import Cut
+from kafka_marshal.observe.checkpoint_history import (
+    CheckpointHistory,
+    CompleteCheckpoint,
+    Ended,
+    MemberAnswer,
+    OpenBarrier,
+    WentBack,
+)
+from kafka_marshal.observe.checkpoints import KeyCut
 from kafka_marshal.observe.log import Log
 from kafka_marshal.ui.fold import CutPiece, GroupHistory, History, Mark, Marks, Pausing, Rebalanced, Waiting, hash_of
-from kafka_marshal.ui.index import Events, KeySpans, Moments, Names, Pulse, Samples, Series, SpanStore
+from kafka_marshal.ui.index import EventTable, KeySpans, Moments, Names, Samples, Series, Silences, SpanStore
 from rationalizer.groups.group import Member
 from rationalizer.groups.history import Assignments, Moved, Rebalance
 from rationalizer.groups.pieces import Piece
@@ -68,9 +75,9 @@ _LEVEL: Final = 1
 _KINDS: Final[Mapping[tuple[str, str], type[Any]]] = {
     (kind.__module__, kind.__name__): kind
     for kind in (
-        *(History, Events, KeySpans, Moments, Names, Pulse, Samples, Series, SpanStore, array),
+        *(History, EventTable, KeySpans, Moments, Names, Silences, Samples, Series, SpanStore, array),
         *(GroupHistory, Pausing, Rebalanced, Waiting, Marks, Mark, CutPiece),
-        *(CheckpointHistory, OpenBarrier, Answer, Taken, Ended, WentBack, Cut),
+        *(CheckpointHistory, OpenBarrier, MemberAnswer, CompleteCheckpoint, Ended, WentBack, KeyCut),
         *(Assignments, Rebalance, Moved, Member, Piece, Owners, Span, End),
     )
 }

@@ -17,17 +17,17 @@ from kafka_marshal.admin.open_messages import OpenMessage, describe, messages_of
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.instance import Instance
 from kafka_marshal.logs import log
-from kafka_marshal.observe.holes import Holding, holdings_of
+from kafka_marshal.observe.holes import PlacedHole, holdings_of
 from kafka_marshal.observe.log import Source
 from kafka_marshal.observe.payload import short
 from kafka_marshal.observe.problems import Problem, open_text, problems_of
 from kafka_marshal.observe.rows import GroupRow, LeaseRow, WorkerRow, evicted_text, partitions_held, partitions_of
 from kafka_marshal.observe.text import count, span, time_text
-from kafka_marshal.observe.view import View
+from kafka_marshal.observe.view import LiveView
 from kafka_marshal.ports import Cluster, TopicPartition
 from kafka_marshal.secret import visible
 from kafka_marshal.types import Sharer
-from kafka_marshal.ui.archive import Archive
+from kafka_marshal.ui.archive import Histories
 from kafka_marshal.ui.fold import History
 from kafka_marshal.ui.folding import RETRY_S
 from kafka_marshal.ui.moments import member_json, natural, waits_json
@@ -53,12 +53,12 @@ STATES: Final = ("free", "seen", "silent", "gone", "never claimed", "not assigne
 class Live:
     """The newest picture of every group, and the last hour's lag and rate. Any thread may ask."""
 
-    def __init__(self, source: Source, archive: Archive) -> None:
+    def __init__(self, source: Source, archive: Histories) -> None:
         self._source = source
         self._archive = archive
         self.groups: dict[str, GroupRow] = {}
         #: Group → its open messages, if there are any.
-        self.holdings: dict[str, list[Holding]] = {}
+        self.holdings: dict[str, list[PlacedHole]] = {}
         #: group → (broker's time, lag or None, messages a second or None)
         self.points: dict[str, deque[tuple[int, int | None, float | None]]] = {}
         self.notes: list[str] = []
@@ -89,7 +89,7 @@ class Live:
     def _follow(self, stop: threading.Event) -> None:
         cluster = self._source.connect()
         try:
-            view = View(cluster, self._source.topic, self._source.timeout)
+            view = LiveView(cluster, self._source.topic, self._source.timeout)
             try:
                 if not self._archive.complete:
                     recent = History(len(view.worlds), view.worlds)
@@ -112,7 +112,7 @@ class Live:
         self.ended = True
         self.notify()
 
-    def _watch(self, view: View, cluster: Cluster, stop: threading.Event) -> None:
+    def _watch(self, view: LiveView, cluster: Cluster, stop: threading.Event) -> None:
         wait_s, checked = 0.0, time.monotonic()
         while not stop.is_set():
             view.watch(wait_s, until=stop.is_set)
@@ -133,7 +133,7 @@ class Live:
             self._take(view)
             wait_s = INTERVAL_S if view.outage else max(INTERVAL_S, SHARE * (time.monotonic() - began))
 
-    def _take(self, view: View) -> None:
+    def _take(self, view: LiveView) -> None:
         found = {each.group: each for each in view.groups()}
         self.now_ms = view.clock.now_ms()
         for name, group in found.items():
@@ -312,7 +312,7 @@ LISTED: Final = 100
 BATCHES: Final = 5
 
 
-def sharing(group: GroupRow, holdings: Sequence[Holding], place: tuple[str, int], now_ms: int) -> dict[str, Any]:
+def sharing(group: GroupRow, holdings: Sequence[PlacedHole], place: tuple[str, int], now_ms: int) -> dict[str, Any]:
     """Who shares a partition, and what is open of it. `mode`: whole, keys or batches; of `whole` no sharers are listed.
 
     holdings: of the group. now_ms: the broker's time.

@@ -18,8 +18,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from kafka_marshal.instance import Instance
-from kafka_marshal.observe.ownership import Moment as Asked
-from kafka_marshal.observe.ownership import ended_text, moment_text, span_json
+from kafka_marshal.observe.ownership import OwnershipAt, ended_text, moment_text, span_json
 from kafka_marshal.observe.rows import STATES, place_text
 from kafka_marshal.observe.text import count, span, time_text
 from kafka_marshal.secret import visible
@@ -110,7 +109,7 @@ def at_text(moment: Moment) -> dict[str, object]:
 SHARED: Final = -2
 
 
-class Held(NamedTuple):
+class HeldPart(NamedTuple):
     """One partition, or a part of its keys, at a moment. `client` "": it is free."""
 
     client: str
@@ -125,14 +124,14 @@ class Held(NamedTuple):
     span: Span | None
 
 
-def held_at(history: History, found: KeySpans, moment: Moment) -> Sequence[Held]:
+def held_at(history: History, found: KeySpans, moment: Moment) -> Sequence[HeldPart]:
     """The owners of a partition: one, or one for each part of its keys; empty: it never had one."""
     if sharing := _sharing(found, moment):
         return _sharers(sharing)
     store = history.spans
     offset = moment.within(found.cp)
     by_offset, at = offset >= 0, moment.time if offset < 0 else offset
-    held: list[Held] = []
+    held: list[HeldPart] = []
     covered = 0
     columns = store.columns
     since = columns["since_offset" if by_offset else "since"]
@@ -142,7 +141,7 @@ def held_at(history: History, found: KeySpans, moment: Moment) -> Sequence[Held]
             continue
         owner, lo, hi = columns["owner"][number], columns["lo"][number], columns["hi"][number]
         who_has = ("", "") if owner < 0 else store.owners.pair(owner)
-        held.append(Held(*who_has, columns["interval"][number], lo, hi, columns["epoch"][number], number, None))
+        held.append(HeldPart(*who_has, columns["interval"][number], lo, hi, columns["epoch"][number], number, None))
         covered += hi - lo + 1
         if covered > MAX_KEY_HASH:
             return held
@@ -150,7 +149,7 @@ def held_at(history: History, found: KeySpans, moment: Moment) -> Sequence[Held]
         if (each.since_offset if by_offset else each.since) <= at:
             client_id, instance_id = (each.client_id, each.instance_id) if each.held else ("", "")
             interval_ms = found.pulse.interval_ms if each.is_lease and found.pulse is not None else 0
-            held.append(Held(client_id, instance_id, interval_ms, each.lo, each.hi, each.epoch, -1, each))
+            held.append(HeldPart(client_id, instance_id, interval_ms, each.lo, each.hi, each.epoch, -1, each))
     if len(held) > 1:
         held.sort(key=lambda each: each.lo)
     return held
@@ -163,12 +162,12 @@ def _sharing(found: KeySpans, moment: Moment) -> Sharing:
     return sharing
 
 
-def _sharers(sharing: Sharing) -> list[Held]:
+def _sharers(sharing: Sharing) -> list[HeldPart]:
     """Those that share a partition: by batches each has all keys."""
-    held = [Held(client, instance, 0, max(0, lo), hi, 0, SHARED, None) for client, instance, lo, hi in sharing]
+    held = [HeldPart(client, instance, 0, max(0, lo), hi, 0, SHARED, None) for client, instance, lo, hi in sharing]
     if sharing[0][2] == NO_KEY:
         return [each._replace(hi=MAX_KEY_HASH) for each in held]
-    free = [Held("", "", 0, lo, hi, 0, SHARED, None) for lo, hi in _gaps(sharing)]
+    free = [HeldPart("", "", 0, lo, hi, 0, SHARED, None) for lo, hi in _gaps(sharing)]
     return sorted([*held, *free], key=lambda each: each.lo)
 
 
@@ -197,7 +196,7 @@ FREE, SEEN, SILENT, GONE, UNKNOWN = range(5)
 WORDS: Final = ("free", "seen", "silent", "gone", "unknown")
 
 
-def freshness_of(group: GroupHistory, found: KeySpans, held: Held, moment: Moment) -> int:
+def freshness_of(group: GroupHistory, found: KeySpans, held: HeldPart, moment: Moment) -> int:
     """How fresh its holder is at that moment: a number of `WORDS`."""
     if not held.client:
         return FREE
@@ -355,7 +354,7 @@ def detail(history: History, group: GroupHistory, place: tuple[str, int], moment
             last_beat = moment.time - (0 if pulse is None else pulse.silence(moment.time, moment.within(found.cp)))
             word = WORDS[freshness_of(group, found, held, moment)]
             freshness = {STATES[key]: key for key in STATES}[word]
-            asked = Asked(owned, last_beat, interval, freshness)
+            asked = OwnershipAt(owned, last_beat, interval, freshness)
             text.append(moment_text(when, asked, not owned.is_lease))
             answers.append({**span_json(owned), "state": word, "place": place_text(place[1], owned.lo, owned.hi)})
         around = _ended_before(found, moment)
@@ -397,7 +396,7 @@ def _ended_before(found: KeySpans, moment: Moment) -> int:
     return found.ended(moment.time, moment.within(found.cp))
 
 
-def _span(history: History, group: GroupHistory, found: KeySpans, held: Held) -> Span:
+def _span(history: History, group: GroupHistory, found: KeySpans, held: HeldPart) -> Span:
     if held.span is not None:
         return held.span
     return history.spans.span(held.number, found.key, not group.is_coordinated)
@@ -484,11 +483,11 @@ def diff(history: History, group: GroupHistory, first: Moment, second: Moment) -
     }
 
 
-def _identity(held: Held) -> tuple[object, ...]:
+def _identity(held: HeldPart) -> tuple[object, ...]:
     return held.lo, held.hi, held.client, held.instance, held.epoch if held.client else 0
 
 
-def _owners(found: Sequence[Held], partition: int) -> str:
+def _owners(found: Sequence[HeldPart], partition: int) -> str:
     if not found:
         return "nobody yet"
     if len(found) == 1:

@@ -36,7 +36,7 @@ from kafka_marshal.observe.text import no_group
 from kafka_marshal.ports import TopicPartition
 from kafka_marshal.secret import visible
 from kafka_marshal.ui import moments
-from kafka_marshal.ui.archive import Archive, NotReadError, read_around_moments, read_dump, read_kafka
+from kafka_marshal.ui.archive import Histories, NotReadError, read_around_moments, read_dump, read_kafka
 from kafka_marshal.ui.fold import GroupHistory, History
 from kafka_marshal.ui.kept import KeptIndex
 from kafka_marshal.ui.live import Live
@@ -94,7 +94,7 @@ class Page:
     """The sources of all answers."""
 
     def __init__(
-        self, archive: Archive, live: Live | None, steering: Steering | None, payloads: ReadMessage | None
+        self, archive: Histories, live: Live | None, steering: Steering | None, payloads: ReadMessage | None
     ) -> None:
         self.payloads = payloads
         self.archive = archive
@@ -345,7 +345,7 @@ def _is_address(name: str) -> bool:
     return True
 
 
-class Guard:
+class OriginGuard:
     """An ASGI application around another one: refuses foreign hosts and origins, adds headers to all answers.
 
     A page of another site can send requests to 127.0.0.1, and read the answers through a name that it points there (DNS
@@ -525,7 +525,7 @@ def _offsets(text: str) -> dict[int, int]:
 
 
 def application(
-    archive: Archive,
+    archive: Histories,
     live: Live | None,
     steering: Steering | None,
     names: Iterable[str] = (),
@@ -552,7 +552,7 @@ def application(
         Route("/api/carry-out", _post(page.carry_out), methods=["POST"]),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    return Guard(Starlette(routes=routes), names)
+    return OriginGuard(Starlette(routes=routes), names)
 
 
 # -- the server and its threads --------------------------------------------------------------------------------
@@ -561,7 +561,7 @@ def application(
 class Serving:
     """One server, from its first thread to its end."""
 
-    def __init__(self, stack: ExitStack, archive: Archive) -> None:
+    def __init__(self, stack: ExitStack, archive: Histories) -> None:
         """stack: ends the threads."""
         sys.setswitchinterval(SWITCH_S)
         self.archive = archive

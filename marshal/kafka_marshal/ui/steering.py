@@ -84,7 +84,7 @@ def words_of(action: str, body: Mapping[str, Any], *, dry_run: bool) -> list[str
 
 
 @dataclass(slots=True)
-class Job:
+class CommandRun:
     """One confirmed command."""
 
     id: str
@@ -117,7 +117,7 @@ class Steering:
         #: It permits steering, and is printed only where the server was started.
         self.token: str = secrets.token_urlsafe(24)
         self._plans: dict[str, tuple[float, str, dict[str, Any]]] = {}
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, CommandRun] = {}
         self._lock = threading.Lock()
 
     def allows(self, token: str) -> bool:
@@ -153,7 +153,7 @@ class Steering:
             "err": done.stderr,
         }
 
-    def run(self, plan: str) -> Job:
+    def run(self, plan: str) -> CommandRun:
         """Carry out what was planned, once. Raises ValueError."""
         with self._lock:
             found = self._plans.pop(plan, None)
@@ -174,7 +174,7 @@ class Steering:
             errors="replace",
             start_new_session=True,  # Ctrl-C at the server ends them in order, see `close`
         )
-        job = Job(plan, action, body["group"], self._shown(argv), process)
+        job = CommandRun(plan, action, body["group"], self._shown(argv), process)
         with self._lock:
             self.jobs[job.id] = job
             for old in [each.id for each in self.jobs.values() if each.status is not None][:-MOST_JOBS]:
@@ -193,7 +193,7 @@ class Steering:
             except subprocess.TimeoutExpired:
                 job.process.kill()
 
-    def _paused_by_us(self, group: str) -> Job | None:
+    def _paused_by_us(self, group: str) -> CommandRun | None:
         found = [job for job in self.jobs.values() if job.action == "pause" and job.group == group]
         return next((job for job in found if job.status is None), None)
 
@@ -204,7 +204,7 @@ class Steering:
         return shlex.join(["kafka-marshal", words[0], *self._reach, *words[1:]])
 
     @staticmethod
-    def _hear(job: Job) -> None:
+    def _hear(job: CommandRun) -> None:
         assert job.process.stdout is not None
         for line in job.process.stdout:
             job.lines.append(line.rstrip("\n"))

@@ -15,7 +15,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-from kafka_marshal.observe.checkpoint_history import CheckpointHistory, Ended, Happened, Taken, WentBack
+from kafka_marshal.observe.checkpoint_history import CheckpointHistory, CompleteCheckpoint, Ended, Happened, WentBack
 from rationalizer import Group, World, route_group
 from rationalizer.limits import MAX_KEY_HASH
 from tests.campaigns.chaos.log import read_topic, write_dump
@@ -157,7 +157,7 @@ class Story:
             match each:
                 case Ended(why=why):
                     self.ended[why] += 1
-                case Taken() if each.owners:
+                case CompleteCheckpoint() if each.owners:
                     self.took_ms.append(each.took_ms)
                     self.taken_at.append(each.log_time)
                     self.without_some += bool(each.missing)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from kafka_marshal.observe.report import Report
+from kafka_marshal.observe.report import ReportPage
 from kafka_marshal.pipeline.audit.files import TAKEOVERS
 from kafka_marshal.pipeline.audit.findings import Findings
 from rationalizer.holes import NO_KEY
@@ -266,7 +266,7 @@ def write_report(findings: Findings, path: Path, log_ends: LogEnds | None = None
     group: charts and lists show only this group's leases. The audit is of the whole log nevertheless.
     """
     wanted = None if group is None else pc.field("group") == group
-    report = Report(f"Audit: {findings.verdict}", findings.verdict, good=findings.is_clean)
+    report = ReportPage(f"Audit: {findings.verdict}", findings.verdict, good=findings.is_clean)
     report.paragraph(
         f"{findings.source}, topic {findings.topic}, {len(findings.partitions)} partitions. The whole log was replayed "
         "by the rationalizer that every worker runs, and each of its conclusions was held against what the log had "
@@ -308,7 +308,7 @@ def write_report(findings: Findings, path: Path, log_ends: LogEnds | None = None
     return path
 
 
-def _add_violations(report: Report, findings: Findings) -> None:
+def _add_violations(report: ReportPage, findings: Findings) -> None:
     if not findings.examples:
         return
     columns: _Columns = (
@@ -329,7 +329,7 @@ def _holder(row: _Row) -> str:
     return "" if row["client"] is None else f"{row['client']}/{row['instance']}, {row['epoch']}"
 
 
-def _add_partitions(report: Report, findings: Findings) -> None:
+def _add_partitions(report: ReportPage, findings: Findings) -> None:
     columns: _Columns = (
         ("partition", "partition", True),
         ("records", _count_of("records"), True),
@@ -347,7 +347,7 @@ def _add_partitions(report: Report, findings: Findings) -> None:
     )
 
 
-def _add_waits(report: Report, waits: Sequence[_Row]) -> None:
+def _add_waits(report: ReportPage, waits: Sequence[_Row]) -> None:
     columns: _Columns = (
         ("how it came to it", lambda row: _WAITS[row["name"]], False),
         ("partition", _lease_name, False),
@@ -360,7 +360,7 @@ def _add_waits(report: Report, waits: Sequence[_Row]) -> None:
         _add_left(report, len(waits), "statistics")
 
 
-def _add_rebalances(report: Report, found: pa.Table) -> None:
+def _add_rebalances(report: ReportPage, found: pa.Table) -> None:
     columns: _Columns = (
         ("log time, UTC", lambda row: time_text(row["time"]), False),
         ("group", "group", False),
@@ -382,14 +382,14 @@ def _add_rebalances(report: Report, found: pa.Table) -> None:
         _add_left(report, found.num_rows, "generations")
 
 
-def _add_tenures(report: Report, tenures: Sequence[_Row]) -> None:
+def _add_tenures(report: ReportPage, tenures: Sequence[_Row]) -> None:
     columns: _Columns = (("partition", _lease_name, False), ("times", _count_of("count"), True))
     if tenures:
         _add_table(report, "How often each partition got a holder", columns, tenures[:_MOST_ROWS])
         _add_left(report, len(tenures), "statistics")
 
 
-def _add_set_aside(report: Report, holes: ds.Dataset, wanted: pc.Expression | None) -> None:
+def _add_set_aside(report: ReportPage, holes: ds.Dataset, wanted: pc.Expression | None) -> None:
     """Open messages that an operator or a reposition had to do with, or that are lost; batches as such are too many."""
     unusual = (pc.field("parks") > 0) | pc.field("ended").isin(["discarded", "repositioned", "forgotten", "lost"])
     found = holes.to_table(filter=unusual if wanted is None else unusual & wanted)
@@ -415,7 +415,7 @@ def _offsets(row: _Row) -> str:
     return f"{row['first']}" if row["first"] == row["last"] else f"{row['first']}-{row['last']}"
 
 
-def _add_refused(report: Report, codes: Sequence[_Row]) -> None:
+def _add_refused(report: ReportPage, codes: Sequence[_Row]) -> None:
     columns: _Columns = (
         ("partition", "partition", True),
         ("code", "code", False),
@@ -429,7 +429,7 @@ def _add_refused(report: Report, codes: Sequence[_Row]) -> None:
         )
 
 
-def _add_table(report: Report, heading: str, columns: _Columns, rows: Sequence[_Row]) -> None:
+def _add_table(report: ReportPage, heading: str, columns: _Columns, rows: Sequence[_Row]) -> None:
     report.heading(heading)
     report.table(
         [title for title, _, _ in columns],
@@ -438,7 +438,7 @@ def _add_table(report: Report, heading: str, columns: _Columns, rows: Sequence[_
     )
 
 
-def _add_left(report: Report, rows: int, table: str) -> None:
+def _add_left(report: ReportPage, rows: int, table: str) -> None:
     if rows > _MOST_ROWS:
         report.note(f"{_number(rows - _MOST_ROWS)} more are in the table {table}.")
 
