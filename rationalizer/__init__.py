@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rationalizer.groups.pieces import Piece
     from rationalizer.leases.lease import Lease
     from rationalizer.outcome import Outcome
-    from rationalizer.plane import Pause
+    from rationalizer.plane import PausedGroup
     from rationalizer.progress import Progress
     from rationalizer.routing import key_hash, route_group, route_lease
     from rationalizer.state import SnapshotError
@@ -79,7 +79,7 @@ __all__ = [
     "Member",
     "Piece",
     "Settings",
-    "Pause",
+    "PausedGroup",
     "Progress",
     # records
     "Record",
@@ -129,7 +129,7 @@ _LATER = {
     "groups.pieces": "Piece",
     "leases.lease": "Lease",
     "outcome": "Outcome",
-    "plane": "Pause",
+    "plane": "PausedGroup",
     "progress": "Progress",
     "routing": "key_hash route_group route_lease",
     "state": "SnapshotError",

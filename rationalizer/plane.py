@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class PausedGroup:
     """A group that one client has paused (C10): in force while log time < expires (ms of log time)."""
 
     group_id: str
@@ -118,7 +118,7 @@ def handlers_of(owner: object) -> dict[int, Handler]:
     return {number: handler for number, handler in found.items() if handler is not None}
 
 
-class Log(Protocol):
+class LogHead(Protocol):
     """What a fast path moves besides its plane's state."""
 
     next_offset: int
@@ -133,7 +133,7 @@ Heard = dict[tuple[str, str, str], tuple[int, int]]
 
 
 #: All pauses by group, also those that are over.
-Pauses = Mapping[str, Pause]
+Pauses = Mapping[str, PausedGroup]
 
 #: Each lease that a record beat, with its last_offset.
 Beaten = list["tuple[Lease, int | None]"]

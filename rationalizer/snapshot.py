@@ -20,7 +20,7 @@ from xxhash import xxh3_128_hexdigest
 
 from rationalizer.levels import FIRST_LEVEL, SUPPORTED_LEVEL
 from rationalizer.limits import MAX_OFFSET
-from rationalizer.plane import Pause
+from rationalizer.plane import PausedGroup
 from rationalizer.state import PAUSE, SnapshotError, want, want_ascending
 from rationalizer.wire import wellformed as ok
 from rationalizer.wire.codec import MalformedError, parse_state
@@ -39,7 +39,7 @@ class State(NamedTuple):
     next_offset: int
     log_time: int
     level: int
-    pauses: Sequence[Pause]
+    pauses: Sequence[PausedGroup]
     rows: Mapping[int, Sequence[Any]]
 
 
@@ -89,8 +89,8 @@ def read(snapshot: bytes, partitions: int) -> State:
     return State(partition, next_offset, log_time, level, pauses, {LEASES: leases, GROUPS: groups})
 
 
-def _pause(row: object, level: int, log_time: int) -> Pause:
+def _pause(row: object, level: int, log_time: int) -> PausedGroup:
     said = PAUSE.read(row, level, "pause")
-    pause = Pause(said.group_id, said.client_id, said.expires)
+    pause = PausedGroup(said.group_id, said.client_id, said.expires)
     want(log_time < pause.expires, f"the pause of {pause.group_id} is over")
     return pause

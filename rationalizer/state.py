@@ -220,7 +220,7 @@ def _holder(lease: Any, _: int) -> dict[str, str] | None:
     return {"client": lease.client_id, "instance": lease.instance_id} if lease.held else None
 
 
-#: A pause (C10): `Pause`.
+#: A pause (C10): `PausedGroup`.
 PAUSE: Final = Part(
     "pause",
     StateField("group_id", ok.ID, key="group"),

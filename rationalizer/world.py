@@ -35,7 +35,7 @@ from rationalizer.plane import (
     Bounds,
     Entry,
     Heard,
-    Pause,
+    PausedGroup,
     Plane,
     SeeBeats,
     Verdict,
@@ -89,7 +89,7 @@ class World:
         self.required_level: int | None = None
         self.accepted: dict[str, int] = {}
         self.rejected: dict[str, int] = {}
-        self._pauses: dict[str, Pause] = {}
+        self._pauses: dict[str, PausedGroup] = {}
         self._context = ApplyContext()
         self._leases = LeasePlane(partition, partitions)
         self._groups = GroupPlane(partition, partitions)
@@ -135,12 +135,12 @@ class World:
         """How many holes all groups have in this CP (H1). Any thread."""
         return sum(plane.hole_count() for plane in self._planes)
 
-    def pause(self, group_id: str) -> Pause | None:
+    def pause(self, group_id: str) -> PausedGroup | None:
         """The group's pause, while it is in force at the log time (C10)."""
         pause = self._pauses.get(group_id)
         return pause if pause is not None and self.log_time < pause.expires else None
 
-    def pauses(self) -> list[Pause]:
+    def pauses(self) -> list[PausedGroup]:
         """All pauses in force at the log time, sorted by group."""
         return [pause for _, pause in sorted(self._pauses.items()) if self.log_time < pause.expires]
 
@@ -321,7 +321,7 @@ class World:
         """C10: pause the group, replace the expiry, or end the pause."""
         _, _, _, client_id, group_id, expires = message
         if expires > context.log_time:
-            self._pauses[group_id] = Pause(group_id, client_id, expires)
+            self._pauses[group_id] = PausedGroup(group_id, client_id, expires)
         else:
             self._pauses.pop(group_id, None)
         return codes.OK

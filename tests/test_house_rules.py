@@ -155,14 +155,14 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "admin": (16, 6_230),
     "archive": (3, 820),
     "checkpoints": (3, 590),
-    "cli": (23, 7_730),
+    "cli": (23, 7_740),
     "client": (32, 10_900),
     "engine": (59, 18_390),
     "kafka_marshal": (14, 2_800),
     "metrics": (6, 1_580),
     "node": (17, 4_470),
-    "observe": (17, 5_890),
-    "pipeline": (21, 8_050),
+    "observe": (17, 5_900),
+    "pipeline": (21, 8_060),
     "rationalizer": (42, 10_010),
     "sinks": (7, 2_700),
     "snapshots": (5, 1_030),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (336, 103_130)
+MOST_OF_ALL = (336, 103_180)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -42,8 +42,8 @@ from rationalizer.plane import (
     Entries,
     Entry,
     Heard,
-    Log,
-    Pause,
+    LogHead,
+    PausedGroup,
     Pauses,
     SeeBeats,
     Verdict,
@@ -440,7 +440,7 @@ class LeasePlane(SharingRecords):
     # -- the short cut ---------------------------------------------------------------------------------
 
     def fast_path(
-        self, records: Entries, log: Log, pauses: Pauses, heard: Heard | None = None, see: SeeBeats | None = None
+        self, records: Entries, log: LogHead, pauses: Pauses, heard: Heard | None = None, see: SeeBeats | None = None
     ) -> Entry | None:
         """Apply records for as long as they are simple; the first that is not, None: there is none left.
 
@@ -512,7 +512,7 @@ class LeasePlane(SharingRecords):
             if beats:
                 log.count(codes.OK, True, beats)
 
-    def _simple_batch(self, value: bytes, pauses: Mapping[str, Pause]) -> Beaten:
+    def _simple_batch(self, value: bytes, pauses: Mapping[str, PausedGroup]) -> Beaten:
         """Each entry's lease and its last_offset, if all entries are simple; nothing is changed."""
         leases, max_offset = self.leases, MAX_OFFSET
         found: Beaten = []

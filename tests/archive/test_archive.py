@@ -27,10 +27,10 @@ from kafka_marshal.observe.log import Log, Source
 from kafka_marshal.observe.text import time_text
 from kafka_marshal.pipeline.audit.audit import Audit
 from kafka_marshal.pipeline.audit.findings import Findings
-from kafka_marshal.pipeline.audit.invariants import Kind
+from kafka_marshal.pipeline.audit.invariants import Breach
 from kafka_marshal.pipeline.audit.kafka import read_archive
-from kafka_marshal.pipeline.audit.sources import DumpSource, Opened
-from kafka_marshal.pipeline.audit.task import Runner
+from kafka_marshal.pipeline.audit.sources import DumpSource, OpenedLog
+from kafka_marshal.pipeline.audit.task import TaskRunner
 from kafka_marshal.ui.archive import Histories as PageArchive
 from kafka_marshal.ui.archive import read_around, read_kafka
 from kafka_marshal.ui.fold import History
@@ -517,7 +517,7 @@ class Live:
     dump: Path
     name = "the log and its archive"
 
-    def open(self, runner: Runner, spark: object, work: Path) -> Opened:
+    def open(self, runner: TaskRunner, spark: object, work: Path) -> OpenedLog:
         log = ArchivedLog(self.kept.cluster, TOPIC, TIMEOUT_S, self.kept.at())
         opened = DumpSource(self.dump).open(runner, None, work)
         return read_archive(log, self.kept.place, runner, work).under(opened)
@@ -561,4 +561,4 @@ def test_the_audit(pruned: Kept, tmp_path: Path) -> None:
     lines = live.read_text().splitlines(keepends=True)
     live.write_text("".join(lines[:5] + lines[6:]))
     with audited(Live(pruned, live)) as findings:
-        assert Kind.LOG_CHANGED in {each.kind for each in findings.examples}
+        assert Breach.LOG_CHANGED in {each.kind for each in findings.examples}

@@ -8,7 +8,7 @@ from typing import Any
 
 from kafka_marshal.pipeline.audit.audit import stitch
 from kafka_marshal.pipeline.audit.files import TABLES
-from kafka_marshal.pipeline.audit.invariants import Kind
+from kafka_marshal.pipeline.audit.invariants import Breach
 from kafka_marshal.pipeline.audit.observer import Observer
 from kafka_marshal.pipeline.audit.task import TaskResult
 from rationalizer import Record, Upgrade, World, encode
@@ -46,7 +46,7 @@ def tables_of(log: Sequence[Entry], cuts: Sequence[int] = (), world_type: type[W
     return found
 
 
-def is_found(world_type: type[World], log: Sequence[Entry], kind: Kind, offset: int, words: str) -> None:
+def is_found(world_type: type[World], log: Sequence[Entry], kind: Breach, offset: int, words: str) -> None:
     """What a broken rationalizer does in this log is one violation; the log itself has none."""
     (found,) = tables_of(log, world_type=world_type)["violations"]
     assert (found["kind"], found["offset"]) == (str(kind), offset)

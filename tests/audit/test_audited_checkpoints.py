@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal.observe.words import why_rebalanced
-from kafka_marshal.pipeline.audit.invariants import Kind
+from kafka_marshal.pipeline.audit.invariants import Breach
 from kafka_marshal.pipeline.audit.observer import Observer
 from rationalizer import Group, Outcome, World
 from rationalizer.dump import DumpReader
@@ -105,12 +105,12 @@ class CompletesAlone(Meddler):
 @pytest.mark.parametrize(
     ("name", "world", "kind"),
     [
-        ("rollback", KeepsProgress, Kind.CHECKPOINT),
-        ("hand_over", HandsOverTooSoon, Kind.TWO_OWNERS_OF_A_KEY),
-        ("hold_ends", CompletesAlone, Kind.CHECKPOINT),
+        ("rollback", KeepsProgress, Breach.CHECKPOINT),
+        ("hand_over", HandsOverTooSoon, Breach.TWO_OWNERS_OF_A_KEY),
+        ("hold_ends", CompletesAlone, Breach.CHECKPOINT),
     ],
 )
-def test_planted_faults_are_found(name: str, world: type[World], kind: Kind) -> None:
+def test_planted_faults_are_found(name: str, world: type[World], kind: Breach) -> None:
     assert replayed(name, world)[0].get(kind), replayed(name, world)[0]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from kafka_marshal.pipeline.audit.audit import Audit
 from kafka_marshal.pipeline.audit.findings import Findings
-from kafka_marshal.pipeline.audit.invariants import Kind
+from kafka_marshal.pipeline.audit.invariants import Breach
 from kafka_marshal.pipeline.audit.sources import DumpSource
 from rationalizer import Tick, encode
 from rationalizer.dump import DumpHeader, DumpLines, header_line
@@ -128,7 +128,7 @@ def test_a_change_between_two_snapshots_is_reported(kind: str, change: Change, t
         change(log.entries[1], at)
         findings = audited(log, tmp_path)
         assert not findings.is_clean
-        changed = [each for each in findings.examples if each.kind == Kind.LOG_CHANGED]
+        changed = [each for each in findings.examples if each.kind == Breach.LOG_CHANGED]
         assert (changed[0].partition, changed[0].offset) == (1, since)
         assert {each.partition for each in changed} == {1}
 
@@ -164,7 +164,7 @@ def test_a_change_of_a_dump_is_reported_though_no_member_stored_a_hash(change: C
     altered[-1] = altered[-1].rpartition('"hash"')[0] + '"hash"' + digests[0].rpartition('"hash"')[2]
     dump.write_text("\n".join([lines[0], *altered, *lines[201:]]) + "\n")
     findings = audited(log, tmp_path, dump)
-    assert findings.violations == {Kind.LOG_CHANGED: 1}
+    assert findings.violations == {Breach.LOG_CHANGED: 1}
     assert "after the dump was written" in findings.examples[0].detail
 
 
@@ -242,6 +242,6 @@ def test_two_hashes_of_the_same_records_that_differ_are_a_violation(tmp_path: Pa
     forged.take(log.entries[0][1:EVERY])
     log.snapshots[0].append(encode_hash(forged.at(0, log.entries[0][EVERY - 1][0] + 1)))
     findings = audited(log, tmp_path)
-    assert findings.violations == {Kind.LOG_CHANGED: 1}
+    assert findings.violations == {Breach.LOG_CHANGED: 1}
     assert forged.digest() in findings.examples[0].detail
     assert findings.partitions[0].vouched == log.entries[0][4 * EVERY - 1][0] + 1

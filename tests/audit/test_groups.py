@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.pipeline.audit.invariants import Kind
+from kafka_marshal.pipeline.audit.invariants import Breach
 from rationalizer import ClaimingPartition, CommitEntry, ForgetGroup, ReleaseGroup, World
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.wire.wellformed import LET_GO, START
@@ -85,39 +85,57 @@ def claims() -> GroupLog:
     return log
 
 
-PLANTED: dict[str, tuple[type[World], Callable[[], GroupLog], Kind, int, str]] = {
+PLANTED: dict[str, tuple[type[World], Callable[[], GroupLog], Breach, int, str]] = {
     "taken from an owner that has not released": (
         broken.Hasty,
         two_join,
-        Kind.TWO_OWNERS_OF_A_KEY,
+        Breach.TWO_OWNERS_OF_A_KEY,
         2,
         "had not released",
     ),
-    "pieces overlap": (broken.Overlapping, lambda: joined("a", "b"), Kind.TWO_OWNERS_OF_A_KEY, 2, "pieces overlap"),
-    "the old token": (broken.Unfencing, one_leaves, Kind.FENCE, 3, "not above"),
-    "progress moved back": (broken.Backwards, commits(through(9), through(4)), Kind.PROGRESS_BACK, 3, "stable is 4"),
+    "pieces overlap": (
+        broken.Overlapping,
+        lambda: joined("a", "b"),
+        Breach.TWO_OWNERS_OF_A_KEY,
+        2,
+        "pieces overlap",
+    ),
+    "the old token": (broken.Unfencing, one_leaves, Breach.FENCE, 3, "not above"),
+    "progress moved back": (
+        broken.Backwards,
+        commits(through(9), through(4)),
+        Breach.PROGRESS_BACK,
+        3,
+        "stable is 4",
+    ),
     "progress of one key": (
         broken.Leaky,
         commits(through(7), through(9, 0, 99), through(5)),
-        Kind.PROGRESS_BACK,
+        Breach.PROGRESS_BACK,
         4,
         "by key: 8 for 0 … 99",
     ),
     "out of order, lost": (
         broken.OutOfOrderLost,
         commits(through(3), CommitEntry("t", 0, ranges=((6, 8),)), CommitEntry("t", 0, ranges=((7, 7),))),
-        Kind.PROGRESS_BACK,
+        Breach.PROGRESS_BACK,
         4,
         "done out of order",
     ),
-    "an owner that is gone": (broken.Haunted, one_leaves, Kind.NO_MEMBER, 3, "slot 0"),
-    "a generation below": (broken.Timeless, one_leaves, Kind.GENERATION, 3, "after generation 2 came 1"),
-    "a generation of nothing": (broken.Restless, of_nobody, Kind.GENERATION, 2, "was rejected"),
-    "a commit of no owner": (broken.Credulous, of_another, Kind.STALE_GENERATION, 3, "did not own"),
-    "a commit of nobody": (broken.Deaf, of_nobody, Kind.STALE_GENERATION, 2, "which is no member"),
-    "a member that lives is removed": (broken.Ruthless, beats, Kind.MEMBERS, 3, "knows b no more"),
-    "a dead member stays": (broken.Faithful, dies, Kind.MEMBERS, 4, "has the member a"),
-    "claimed and coordinated": (broken.Amphibious, claims, Kind.TWO_KINDS, 2, "a lease of a coordinated group"),
+    "an owner that is gone": (broken.Haunted, one_leaves, Breach.NO_MEMBER, 3, "slot 0"),
+    "a generation below": (broken.Timeless, one_leaves, Breach.GENERATION, 3, "after generation 2 came 1"),
+    "a generation of nothing": (broken.Restless, of_nobody, Breach.GENERATION, 2, "was rejected"),
+    "a commit of no owner": (broken.Credulous, of_another, Breach.STALE_GENERATION, 3, "did not own"),
+    "a commit of nobody": (broken.Deaf, of_nobody, Breach.STALE_GENERATION, 2, "which is no member"),
+    "a member that lives is removed": (broken.Ruthless, beats, Breach.MEMBERS, 3, "knows b no more"),
+    "a dead member stays": (broken.Faithful, dies, Breach.MEMBERS, 4, "has the member a"),
+    "claimed and coordinated": (
+        broken.Amphibious,
+        claims,
+        Breach.TWO_KINDS,
+        2,
+        "a lease of a coordinated group",
+    ),
 }
 
 
@@ -137,9 +155,9 @@ def test_a_broken_plane_is_found(planted: str, tmp_path: Path) -> None:
 
 
 def test_every_kind_of_violation_is_planted_somewhere() -> None:
-    of_groups = list(Kind)[list(Kind).index(Kind.TWO_OWNERS_OF_A_KEY) :]
-    planted = {kind for _, _, kind, _, _ in PLANTED.values()} | {Kind.CHECKPOINT}  # in test_audited_checkpoints
-    assert planted == {*of_groups, Kind.PROGRESS_BACK}
+    of_groups = list(Breach)[list(Breach).index(Breach.TWO_OWNERS_OF_A_KEY) :]
+    planted = {kind for _, _, kind, _, _ in PLANTED.values()} | {Breach.CHECKPOINT}  # in test_audited_checkpoints
+    assert planted == {*of_groups, Breach.PROGRESS_BACK}
 
 
 @pytest.mark.parametrize("world_type", [broken.Hasty, broken.Backwards, broken.Credulous, broken.Ruthless])

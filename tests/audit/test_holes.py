@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.pipeline.audit.invariants import Kind
+from kafka_marshal.pipeline.audit.invariants import Breach
 from rationalizer import (
     ClaimingPartition,
     ClaimingShare,
@@ -55,25 +55,25 @@ WITH_PARKED = ((whole(A), 0), (settle(A, 1, parked=PARKED), 1))
 WITH_BATCH = ((claim(A), 0), (claim(B), 0), (take(A, 1), 1))
 
 #: World, log, kind of violation, its offset, what it says.
-PLANTED: dict[str, tuple[type[World], list[Entry], Kind, int, str]] = {
+PLANTED: dict[str, tuple[type[World], list[Entry], Breach, int, str]] = {
     "a batch lost with its share": (
         broken.Careless,
         log_of(*WITH_BATCH, (release(A, 1), 2)),
-        Kind.LOST,
+        Breach.LOST,
         4,
         "the offsets 0 … 9 were open since offset 3; no record closed them",
     ),
     "half of a batch lost at once": (
         broken.Blind,
         log_of((claim(A), 0), (take(A, 1), 1)),
-        Kind.LOST,
+        Breach.LOST,
         2,
         "the offsets 0 … 9 were open since offset 2",
     ),
     "one lost at a record about something else": (
         broken.Distracted,
         log_of(*WITH_PARKED, *((Heartbeat(*A, "g", "t", 0, 1, None), at) for at in (2, 3))),
-        Kind.LOST,
+        Breach.LOST,
         3,
         "the offsets 3 … 3 were open since offset 2",
     ),
@@ -85,28 +85,28 @@ PLANTED: dict[str, tuple[type[World], list[Entry], Kind, int, str]] = {
             (whole(ADMIN), 4 * HI),
             (Heartbeat(*ADMIN, "g", "t", 0, 4, 9), 4 * HI),
         ),
-        Kind.LOST,
+        Breach.LOST,
         5,
         "the offsets 3 … 3 were open since offset 2",
     ),
     "a batch that stays with a share that ended": (
         broken.Clinging,
         log_of(*WITH_BATCH, (release(A, 1), 2)),
-        Kind.OUT_OF_REACH,
+        Breach.OUT_OF_REACH,
         4,
         "the state has Hole(first=0, last=9, owner=1",
     ),
     "another's batch settled": (
         broken.Lax,
         log_of(*WITH_BATCH, (settle(B, 2, done=((0, 9),)), 2)),
-        Kind.OUT_OF_REACH,
+        Breach.OUT_OF_REACH,
         4,
         "b/2 settled what it does not reach: the offsets 0 … 9, of the share 1",
     ),
     "a batch settled by an operator": (
         broken.Lax,
         log_of(*WITH_BATCH, (settle(ADMIN, None, done=((0, 9),)), 2)),
-        Kind.OUT_OF_REACH,
+        Breach.OUT_OF_REACH,
         4,
         "admin/9 as an operator settled what it does not reach",
     ),
@@ -117,7 +117,7 @@ PLANTED: dict[str, tuple[type[World], list[Entry], Kind, int, str]] = {
             (settle(ADMIN, None, 3, open=((3, 3, None, 0),)), 2),
             (settle(ADMIN, None, 3, open=((3, 3, None, 0),)), 3),
         ),
-        Kind.OUT_OF_REACH,
+        Breach.OUT_OF_REACH,
         4,
         "admin/9 as an operator opened what it does not reach: the offsets 3 … 3, free, key hash 5, changed at 3",
     ),
@@ -127,14 +127,14 @@ PLANTED: dict[str, tuple[type[World], list[Entry], Kind, int, str]] = {
             *WITH_BATCH,
             (SettlingMessages(*B, "g", "t", 0, 2, 100, take=(10, 9, False)), 2),
         ),
-        Kind.OUT_OF_REACH,
+        Breach.OUT_OF_REACH,
         4,
         "b/2 took what it does not reach",
     ),
     "what is done opened": (
         broken.Reviving,
         log_of((whole(A), 0), (Heartbeat(*A, "g", "t", 0, 1, 9), 1), (settle(A, 1, open=((3, 3, KEY, 1),)), 2)),
-        Kind.OUT_OF_REACH,
+        Breach.OUT_OF_REACH,
         3,
         "a/1 opened the offsets 3 … 3, which are done",
     ),
@@ -280,7 +280,7 @@ def test_a_coordinated_group_has_rows_too() -> None:
 def test_a_message_of_a_group_that_is_lost_is_found() -> None:
     log = group_log((of_group(A, MEMBER, 1, seen=77, open=((8, 8, KEY, 1),)), 6))
     found = tables_of(log, world_type=broken.OfGroups)["violations"]
-    assert [(row["kind"], row["offset"]) for row in found] == [(str(Kind.LOST), 4)]
+    assert [(row["kind"], row["offset"]) for row in found] == [(str(Breach.LOST), 4)]
     assert tables_of(log)["violations"] == []
 
 

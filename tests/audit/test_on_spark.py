@@ -13,7 +13,7 @@ import pytest
 from kafka_marshal.errors import AuditError, ConfigurationError
 from kafka_marshal.pipeline.audit import sources
 from kafka_marshal.pipeline.audit.audit import Audit
-from kafka_marshal.pipeline.audit.invariants import Kind
+from kafka_marshal.pipeline.audit.invariants import Breach
 from kafka_marshal.pipeline.audit.owners import handled_by, owned_by
 from kafka_marshal.pipeline.audit.sources import DumpSource, ParquetSource
 from kafka_marshal.pipeline.audit.task import InProcess, OnSpark
@@ -40,7 +40,7 @@ def test_on_spark_and_in_one_process_the_tables_are_equal(spark: SparkSession, t
     for settings in ({}, {"spark": spark, "out": tmp_path / "out"}):
         with audited(log, tmp_path, records_per_task=700, **settings) as findings:
             assert findings.digests == log.digests()
-            assert [(each.kind, each.partition) for each in findings.examples] == [(Kind.SNAPSHOT_DIFFERS, 2)]
+            assert [(each.kind, each.partition) for each in findings.examples] == [(Breach.SNAPSHOT_DIFFERS, 2)]
             assert max(each.segments for each in findings.partitions) > 1
             found.append({name: sorted(map(repr, rows(findings, name))) for name in TABLES})
     assert found[0] == found[1]
@@ -66,7 +66,7 @@ def test_a_broken_rationalizer_is_found_in_executors(spark: SparkSession, tmp_pa
     cloudpickle.register_pickle_by_value(broken)  # type: ignore[no-untyped-call]  # executors don't know the tests
     try:
         with audited(random_log(4, 300), tmp_path, spark=spark, world_type=broken.Generous) as findings:
-            assert findings.violations.keys() >= {str(Kind.TWO_OWNERS)}
+            assert findings.violations.keys() >= {str(Breach.TWO_OWNERS)}
             assert spark.sql("SELECT count(*) FROM violations").head()[0] == findings.violation_count  # type: ignore[index]
     finally:
         cloudpickle.unregister_pickle_by_value(broken)  # type: ignore[no-untyped-call]

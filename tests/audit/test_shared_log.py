@@ -11,7 +11,7 @@ import pytest
 from kafka_marshal import Batches
 from kafka_marshal.admin import Admin
 from kafka_marshal.pipeline.audit import audit as audit_module
-from kafka_marshal.pipeline.audit.invariants import Kind
+from kafka_marshal.pipeline.audit.invariants import Breach
 from tests.audit import broken_holes, broken_sharing
 from tests.cli.harness import Command
 from tests.client.conftest import Scene, scene, wait_until
@@ -106,4 +106,4 @@ def test_the_tables_say_what_happened_and_a_broken_rationalizer_is_found(
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
     assert ran.status == 1
-    assert str(Kind.LOST) in ran.lines[0]
+    assert str(Breach.LOST) in ran.lines[0]

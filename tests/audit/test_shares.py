@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.pipeline.audit.invariants import Kind
+from kafka_marshal.pipeline.audit.invariants import Breach
 from kafka_marshal.pipeline.audit.observer import Observer
 from rationalizer import (
     BeatEntry,
@@ -54,81 +54,81 @@ def take(who: tuple[str, str], epoch: int) -> Record:
 
 
 #: World, log, kind of violation, its offset, what it says.
-PLANTED: dict[str, tuple[type[World], list[Entry], Kind, int, str]] = {
+PLANTED: dict[str, tuple[type[World], list[Entry], Breach, int, str]] = {
     "a key with two shares": (
         broken.Crowded,
         log_of((claim(A, (0, HALF)), 0), (claim(B, (HALF, HALF)), 100)),
-        Kind.TWO_OWNERS_OF_A_KEY,
+        Breach.TWO_OWNERS_OF_A_KEY,
         2,
         f"b/2 with its share of the keys {HALF} … {HALF}, epoch 2, was granted 100 ms after the last beat of a/1",
     ),
     "batches beside keys": (
         broken.Crowded,
         log_of((claim(A, (0, 5)), 0), (claim(B), 100)),
-        Kind.TWO_OWNERS_OF_A_KEY,
+        Breach.TWO_OWNERS_OF_A_KEY,
         2,
         "b/2 with its share by batches, epoch 2, was granted 100 ms after",
     ),
     "a key with two shares, though it was refused": (
         broken.Doubled,
         log_of((claim(A, (0, HALF)), 0), (claim(B, (HALF, HALF)), 100)),
-        Kind.TWO_OWNERS_OF_A_KEY,
+        Breach.TWO_OWNERS_OF_A_KEY,
         2,
         "the state has Share(2, b/2",
     ),
     "another's share confirmed": (
         broken.Flattering,
         log_of((claim(A, (0, HALF)), 0), (claim(B, (0, HALF)), 100)),
-        Kind.TWO_OWNERS_OF_A_KEY,
+        Breach.TWO_OWNERS_OF_A_KEY,
         2,
         "b/2 was confirmed as a sharer",
     ),
     "the whole beside a share": (
         broken.Exclusive,
         log_of((claim(A), 0), (ClaimingPartition(*B, "g", "t", 0, HI), 2 * HI)),
-        Kind.TWO_OWNERS_OF_A_KEY,
+        Breach.TWO_OWNERS_OF_A_KEY,
         2,
         "b/2 was granted the whole lease 2000 ms after the last beat of a/1",
     ),
     "a share that ended too early": (
         broken.Impatient,
         log_of((claim(A), 0), (claim(B), 0), (beat(A, 1), 2 * HI)),
-        Kind.TWO_OWNERS_OF_A_KEY,
+        Breach.TWO_OWNERS_OF_A_KEY,
         3,
         "the state knows b/2 with its share by batches, epoch 2, last beat 0, no more",
     ),
     "a share that never ends": (
         broken.Immortal,
         log_of((claim(A), 0), (claim(B), 0), (release(A, 1), 5)),
-        Kind.TWO_OWNERS_OF_A_KEY,
+        Breach.TWO_OWNERS_OF_A_KEY,
         3,
         "the state has Share(1, a/1",
     ),
     "a beat after its end": (
         broken.Loose,
         log_of((claim(A), 0), (claim(B), 0), (release(A, 1), 5), (beat(A, 1), 6)),
-        Kind.STALE_EPOCH,
+        Breach.STALE_EPOCH,
         4,
         "a record of a/1 with epoch 1 took effect",
     ),
     "a beat that was lost": (
         broken.Sleepy,
         log_of((claim(A), 0), (beat(A, 1), 700)),
-        Kind.TWO_OWNERS_OF_A_KEY,
+        Breach.TWO_OWNERS_OF_A_KEY,
         2,
         "last beat 700, as Share(1, a/1",
     ),
     "messages granted for good": (
         broken.Generous,
         log_of((claim(A), 0), (ClaimingMessages(*A, "g", "t", 0, 1, 10), 1)),
-        Kind.OVERLAPPING_GRANTS,
+        Breach.OVERLAPPING_GRANTS,
         2,
         "messages were granted for good to a/1 with its share by batches",
     ),
     "forgotten while it is shared": (
         broken.Oblivious,
         log_of((claim(A), 0), (ForgetGroup("9", "admin", "g"), 5)),
-        Kind.TWO_OWNERS_OF_A_KEY,
+        Breach.TWO_OWNERS_OF_A_KEY,
         2,
         "the group was forgotten 5 ms after the last beat of a/1",
     ),

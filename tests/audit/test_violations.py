@@ -9,7 +9,7 @@ import pytest
 from kafka_marshal.errors import LogCutError
 from kafka_marshal.pipeline.audit.audit import Audit
 from kafka_marshal.pipeline.audit.findings import Findings
-from kafka_marshal.pipeline.audit.invariants import Kind
+from kafka_marshal.pipeline.audit.invariants import Breach
 from kafka_marshal.pipeline.audit.plan import SourceLog, cut
 from kafka_marshal.pipeline.audit.sources import DumpSource
 from rationalizer import (
@@ -54,19 +54,19 @@ PLANTED = {
     "granted while held": (
         broken.Generous,
         log_of((claim(A), 0), (claim(B), 100)),
-        {Kind.TWO_OWNERS: [1]},
+        {Breach.TWO_OWNERS: [1]},
         "b/2 was granted the lease 100 ms after",
     ),
     "the state gives it away": (
         broken.Split,
         log_of((claim(A), 0), (claim(B), 100)),
-        {Kind.TWO_OWNERS: [1]},
+        {Breach.TWO_OWNERS: [1]},
         "the state names b/2, epoch 0",
     ),
     "progress moved back": (
         broken.Forgetful,
         log_of((claim(A), 0), (beat(A, 0, 10), 1), (beat(A, 0, 5), 2), (beat(A, 0, 7), 3)),
-        {Kind.PROGRESS_BACK: [2]},
+        {Breach.PROGRESS_BACK: [2]},
         "stable is 5, and was 10",
     ),
     "grants overlap": (
@@ -77,13 +77,13 @@ PLANTED = {
             (ClaimingMessages(*A, "g", "t", 0, 0, 8), 2),
             (ClaimingMessages(*A, "g", "t", 0, 0, 20), 3),
         ),
-        {Kind.OVERLAPPING_GRANTS: [2]},
+        {Breach.OVERLAPPING_GRANTS: [2]},
         "granted offsets up to 8; up to 10 they had been granted",
     ),
     "a stale epoch": (
         broken.Trusting,
         log_of((claim(A), 0), (claim(B), 5000), (beat(A, 0, None), 5001), (beat(B, 1, 3), 5002)),
-        {Kind.STALE_EPOCH: [2]},
+        {Breach.STALE_EPOCH: [2]},
         "a record of a/1 with epoch 0 took effect",
     ),
 }
@@ -153,7 +153,7 @@ def test_a_forged_snapshot_is_named(place: int, records_per_task: int, tmp_path:
     world = log.world(1, 50 * (place + 1))
     log.snapshots[1][place : place + 1] = forged(world)
     with audited(log, tmp_path, records_per_task=records_per_task) as findings:
-        assert lies(findings) == [(Kind.SNAPSHOT_DIFFERS, 1, world.next_offset)]
+        assert lies(findings) == [(Breach.SNAPSHOT_DIFFERS, 1, world.next_offset)]
         assert world.digest() in findings.examples[0].detail
         assert findings.digests == log.digests()
         assert not findings.is_clean
@@ -168,7 +168,7 @@ def test_every_one_of_several_lies_is_named(tmp_path: Path) -> None:
     log.store_snapshots(50)
     for place in (1, 2, 3, 7):
         log.snapshots[0][place : place + 1] = forged(log.world(0, 50 * (place + 1)))
-    wanted = [(Kind.SNAPSHOT_DIFFERS, 0, log.world(0, 50 * (place + 1)).next_offset) for place in (1, 2, 3, 7)]
+    wanted = [(Breach.SNAPSHOT_DIFFERS, 0, log.world(0, 50 * (place + 1)).next_offset) for place in (1, 2, 3, 7)]
     for records_per_task in (1, 10**6):
         with audited(log, tmp_path, records_per_task=records_per_task) as findings:
             assert lies(findings) == wanted
@@ -189,7 +189,7 @@ def test_a_doctored_log_is_found_by_its_snapshots(tmp_path: Path) -> None:
     with audited(log, tmp_path, records_per_task=1) as findings:
         assert findings.violations
         assert {each.partition for each in findings.examples} == {0}
-        first = next(each for each in findings.examples if each.kind == Kind.SNAPSHOT_DIFFERS)
+        first = next(each for each in findings.examples if each.kind == Breach.SNAPSHOT_DIFFERS)
         assert first.offset > log.entries[0][taken - 1][0]
 
 
@@ -199,7 +199,7 @@ def test_a_snapshot_whose_bytes_are_not_of_its_digest(tmp_path: Path) -> None:
     world = log.world(0, 150)
     log.snapshots[0][2:3] = encode_state(0, world.next_offset, b"\x00" + world.snapshot()[1:], world.digest())
     with audited(log, tmp_path, records_per_task=1) as findings:
-        assert lies(findings) == [(Kind.SNAPSHOT_DIFFERS, 0, world.next_offset)]
+        assert lies(findings) == [(Breach.SNAPSHOT_DIFFERS, 0, world.next_offset)]
         assert "its bytes don't match its digest" in findings.examples[0].detail
         assert findings.digests == log.digests()
 
@@ -210,7 +210,7 @@ def test_a_snapshot_that_holds_no_state(tmp_path: Path) -> None:
     world = log.world(0, 150)
     log.snapshots[0][2:3] = encode_state(0, world.next_offset, b"nothing at all")
     with audited(log, tmp_path, records_per_task=1) as findings:
-        assert lies(findings) == [(Kind.SNAPSHOT_DIFFERS, 0, world.next_offset)]
+        assert lies(findings) == [(Breach.SNAPSHOT_DIFFERS, 0, world.next_offset)]
         assert findings.digests == log.digests()
 
 
@@ -273,5 +273,5 @@ def test_replay_only_comes_to_the_same(tmp_path: Path) -> None:
     with Audit(source, tables=False, records_per_task=1) as audit:
         findings = audit.run()
     assert findings.digests == log.digests()
-    assert lies(findings) == [(Kind.SNAPSHOT_DIFFERS, 1, log.world(1, 200).next_offset)]
+    assert lies(findings) == [(Breach.SNAPSHOT_DIFFERS, 1, log.world(1, 200).next_offset)]
     assert findings.tables == {}

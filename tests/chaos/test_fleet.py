@@ -28,7 +28,7 @@ from rationalizer import (
     ReleasingPartition,
     Tick,
 )
-from tests.campaigns.chaos import POINTS, Doom, Moment
+from tests.campaigns.chaos import POINTS, Doom, FailPoint
 from tests.campaigns.chaos.fleet import Fleet, Place, _Dooms, _last_words, unexplained
 from tests.campaigns.chaos.lines import Pen, read_lines
 from tests.campaigns.chaos.worker import KINDS, Job
@@ -187,21 +187,21 @@ def test_every_point_has_its_own_number() -> None:
         assert [int(name[len(delivery) + 1 :].split(":")[0]) for name in names] == list(range(1, len(names) + 1))
         assert set(names) <= set(POINTS)
     for step, kinds in {"claim": 4, "grant": 2, "release": 4, "mark": 1}.items():
-        assert [moment for s, moment in POINTS.values() if s == step] == list(Moment) * kinds
+        assert [moment for s, moment in POINTS.values() if s == step] == list(FailPoint) * kinds
     for step in CALL_STEPS:
         assert [moment for s, moment in POINTS.values() if s == step] == list(CallMoment)
 
 
 def test_death_comes_at_its_time_and_no_other() -> None:
     program = (
-        "from tests.campaigns.chaos import Doom, Moment\n"
-        "doom = Doom('claim', Moment.READ, 2, lambda: print('die', flush=True))\n"
+        "from tests.campaigns.chaos import Doom, FailPoint\n"
+        "doom = Doom('claim', FailPoint.READ, 2, lambda: print('die', flush=True))\n"
         "for step in ('claim', 'grant'):\n"
-        "    doom.at(step, Moment.READ)\n"
-        "    doom.at(step, Moment.APPLIED)\n"
+        "    doom.at(step, FailPoint.READ)\n"
+        "    doom.at(step, FailPoint.APPLIED)\n"
         "doom.at('claim')\n"
         "print('lives', flush=True)\n"
-        "doom.at('claim', Moment.READ)\n"
+        "doom.at('claim', FailPoint.READ)\n"
         "print('not any more', flush=True)\n"
     )
     root = Path(__file__).parents[2]
@@ -218,7 +218,7 @@ def test_death_comes_at_its_time_and_no_other() -> None:
 
 
 def test_who_has_no_doom_lives() -> None:
-    Doom("never").at("claim", Moment.BEFORE)
+    Doom("never").at("claim", FailPoint.BEFORE)
 
 
 # -- Growth is found: memory, file descriptors, threads, and workers that ended by themselves ---------------------

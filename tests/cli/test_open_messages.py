@@ -22,7 +22,7 @@ from kafka_marshal.adapters.memory import MemoryMessage
 from kafka_marshal.admin.open_messages import OpenMessage
 from kafka_marshal.cli.open_messages import _next
 from kafka_marshal.client.dead_letters import headers_of
-from kafka_marshal.testing.fail_points import CallMoment, Moment
+from kafka_marshal.testing.fail_points import CallMoment, FailPoint
 from rationalizer import ClaimingPartition, Heartbeat, SettlingMessages, key_hash
 from tests.cli.harness import Command, Terminal
 from tests.cli.test_kafka import A, Append, append, cluster
@@ -294,9 +294,14 @@ LONG = pytest.mark.campaign
 
 
 @pytest.mark.parametrize("times", [pytest.param(1, marks=LONG), 2, pytest.param(3, marks=LONG)])
-@pytest.mark.parametrize("moment", list(Moment))
+@pytest.mark.parametrize("moment", list(FailPoint))
 def test_redrive_is_continued(
-    kafka: Command, append: Append, topic_factory: Callable[..., str], kafka_bootstrap: str, moment: Moment, times: int
+    kafka: Command,
+    append: Append,
+    topic_factory: Callable[..., str],
+    kafka_bootstrap: str,
+    moment: FailPoint,
+    times: int,
 ) -> None:
     """Each of the three records opens two messages. What the log shows is counted, by the run that asks next, too."""
     topic = topic_factory(1)
@@ -312,9 +317,9 @@ def test_redrive_is_continued(
     killed(kafka_bootstrap, ("settle", moment, times), *kafka.before, "redrive", "g", "--all")
     before = shown(kafka)
     waiting = {offset: since for offset, (state, since) in before.items() if state == "waiting"}
-    least = BATCH * (times - (moment in (Moment.BEFORE, Moment.APPENDED)))
+    least = BATCH * (times - (moment in (FailPoint.BEFORE, FailPoint.APPENDED)))
     # The broker may have had it before the kill; and the log may show a record before its acknowledgement is served.
-    more = {Moment.APPENDED: {least + BATCH}, Moment.ACKNOWLEDGED: set(range(least, MESSAGES + 1, BATCH))}
+    more = {FailPoint.APPENDED: {least + BATCH}, FailPoint.ACKNOWLEDGED: set(range(least, MESSAGES + 1, BATCH))}
     assert len(waiting) in {least, *more.get(moment, ())}
     ran = kafka("redrive", "g", "--all", "--json")
     assert len(ran.json["messages"]) == MESSAGES - len(waiting)
@@ -329,18 +334,18 @@ def shown(kafka: Command) -> dict[int, tuple[str, int]]:
     return {each["offset"]: (each["state"], each["since"]) for each in found}
 
 
-CALLS: list[tuple[str, Moment | CallMoment, int]] = [
+CALLS: list[tuple[str, FailPoint | CallMoment, int]] = [
     ("commit", CallMoment.BEFORE, 2),
     ("commit", CallMoment.RETURNED, 2),
-    ("release", Moment.BEFORE, 1),
+    ("release", FailPoint.BEFORE, 1),
     ("send", CallMoment.BEFORE, 2),
     ("send", CallMoment.RETURNED, 2),
     ("init", CallMoment.BEFORE, 1),
     ("init", CallMoment.RETURNED, 1),
     ("begin", CallMoment.RETURNED, 2),
-    ("claim", Moment.READ, 1),
-    ("beat", Moment.BEFORE, 1),
-    ("release", Moment.ACKNOWLEDGED, 1),
+    ("claim", FailPoint.READ, 1),
+    ("beat", FailPoint.BEFORE, 1),
+    ("release", FailPoint.ACKNOWLEDGED, 1),
 ]
 #: Of them those that run with every test; each waits for the lease of a dead process.
 SHORT = 3

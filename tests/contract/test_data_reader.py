@@ -17,7 +17,7 @@ from kafka_marshal.adapters.kafka import readers
 from kafka_marshal.adapters.kafka import readers as module
 from kafka_marshal.adapters.kafka.cluster import KafkaCluster
 from kafka_marshal.adapters.kafka.errors import Troubles
-from kafka_marshal.adapters.kafka.readers import LONGEST_WAIT_S, STEERED, Pace, Reading
+from kafka_marshal.adapters.kafka.readers import LONGEST_WAIT_S, STEERED, PollPace, Reading
 from kafka_marshal.client.shared_reads import kept_bytes, shared_reader
 from kafka_marshal.errors import ClosedError, KafkaUnavailableError, TopicChangedError
 from kafka_marshal.node.log_reader import bounds, judge, read_range
@@ -587,9 +587,9 @@ def test_faults_that_pass_are_reported_and_others_raised() -> None:
 
 
 def test_a_wait_is_as_long_as_the_silence_before_allows() -> None:
-    pace = Pace(0.005, ((1.0, 0.025), (5.0, 0.1)))
+    pace = PollPace(0.005, ((1.0, 0.025), (5.0, 0.1)))
     assert [pace.wait_s(quiet) for quiet in (0.0, 1.0, 1.1, 5.0, 5.1, 1e6)] == [0.005, 0.005, 0.025, 0.025, 0.1, 0.1]
-    assert Pace(0.05).wait_s(1e6) == 0.05
+    assert PollPace(0.05).wait_s(1e6) == 0.05
 
 
 def test_who_steers_a_busy_reader_waits_for_milliseconds_only() -> None:

@@ -19,7 +19,7 @@ from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
 from kafka_marshal.metrics import MetricsServer
 from kafka_marshal.metrics import measure as lag_module
-from kafka_marshal.metrics.measure import Meter
+from kafka_marshal.metrics.measure import MarshalMeter
 from tests.client.conftest import wait_until
 from tests.faults.stories import TOPIC, member
 from tests.metrics.conftest import MESSAGES, PARTITIONS, get
@@ -142,10 +142,10 @@ def test_without_prometheus_client_it_says_what_to_install(
 def test_what_goes_wrong_is_logged_and_not_shown(
     server: MetricsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(self: Meter, *, closed: bool) -> None:
+    def fail(self: MarshalMeter, *, closed: bool) -> None:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(Meter, "read", fail)
+    monkeypatch.setattr(MarshalMeter, "read", fail)
     found = get(server, "/metrics")
     assert found.status == 500
     assert "secret" not in found.text

@@ -44,7 +44,9 @@ AUDIT: tuple[Mutation, ...] = (
     Mutation(
         "the audit lets anybody settle", "HoleObserver._close", "if not by.reaches(was, seen):", "if False:", "H2"
     ),
-    Mutation("the audit does not ask what was seen", "Sender.reaches", "if run.since >= seen:", "if False:", "H2"),
+    Mutation(
+        "the audit does not ask what was seen", "SettlingSender.reaches", "if run.since >= seen:", "if False:", "H2"
+    ),
     Mutation(
         "the audit lets a sharer take what another has", "HoleObserver.take", "if not was.is_free:", "if False:", "B5"
     ),

@@ -149,7 +149,7 @@ FAULTS: tuple[Mutation, ...] = (
         "C17",
     ),
     Mutation("an error keeps its caller's frame", "wait", "del found, error", "pass", "C14"),
-    Mutation("an error keeps the frame of the job", "_carry_out", "del error  # as in Answer.wait", "pass", "C14"),
+    Mutation("an error keeps the frame of the job", "_carry_out", "del error  # as in Reply.wait", "pass", "C14"),
     # Threads that share a consumer.
     Mutation(
         "what another thread's hand has left is forgotten",

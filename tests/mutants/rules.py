@@ -167,8 +167,8 @@ RULES: tuple[Mutation, ...] = (
     Mutation(
         "a pause can't be changed",
         "_release_group",
-        "self._pauses[group_id] = Pause(group_id, client_id, expires)",
-        "self._pauses.setdefault(group_id, Pause(group_id, client_id, expires))",
+        "self._pauses[group_id] = PausedGroup(group_id, client_id, expires)",
+        "self._pauses.setdefault(group_id, PausedGroup(group_id, client_id, expires))",
         "C10",
     ),
     Mutation(

@@ -27,7 +27,7 @@ from kafka_marshal.testing.simulation import Job, Scenario
 from kafka_marshal.testing.simulation.checks import Checks
 from kafka_marshal.testing.simulation.living import Host, Living
 from kafka_marshal.testing.simulation.network import Network, SimulatedCluster
-from kafka_marshal.testing.simulation.process import BOOTSTRAP, Process, Store
+from kafka_marshal.testing.simulation.process import BOOTSTRAP, Contents, Process
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.testing.simulation.story import decoded_once, quiet
 from rationalizer import World, encode
@@ -80,7 +80,7 @@ class Crowd:
         for number in range(members):
             host = Host(f"m{number:03}", rng.uniform(0.97, 1.03), fetch_ms=FETCH_MS)
             process = Process(f"{host.name}#1", host, self.network, self.members, seed)
-            work = partial(self._work, Job(process, scenario, Store()))
+            work = partial(self._work, Job(process, scenario, Contents()))
             self.scheduler.call_at(start_ms * rng.random(), partial(process.run, work, lambda: None))
 
     def _work(self, job: Job) -> None:

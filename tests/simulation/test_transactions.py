@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_marshal.adapters.memory.broker import Transactions
+from kafka_marshal.adapters.memory.broker import TransactionalIds
 from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.testing.simulation import Scenario, simulate, simulate_one
@@ -55,7 +55,7 @@ def test_half_a_dozen_seeds(coordinated: bool) -> None:
 
 
 def test_a_broker_that_fences_no_producer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Transactions, "_check", lambda self, transactional_id, at: self.expire())
+    monkeypatch.setattr(TransactionalIds, "_check", lambda self, transactional_id, at: self.expire())
     results = (simulate_one(Scenario.from_seed(seed, intervals=40, transactions=True)) for seed in range(4, 20))
     found = next(result.violation for result in results if result.violation is not None)
     assert found.promise == "outputs"

@@ -23,7 +23,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.node import jobs, log_keeper, replica
 from kafka_marshal.node.engine_lock import Shared
-from kafka_marshal.node.jobs import Job, LogGuard
+from kafka_marshal.node.jobs import LogGuard, LongJob
 from kafka_marshal.node.kept import LEAST_KEEP_MS, check_keep, keep_of, keep_settings
 from kafka_marshal.node.life import Life
 from kafka_marshal.node.log_keeper import LogKeeper
@@ -261,7 +261,7 @@ class Keeping:
     def look(self, later_ms: float = 0.0) -> None:
         self.now += later_ms
         assert self.keeper.is_due(self.now + DAY_MS)
-        Job.run(self.keeper)
+        LongJob.run(self.keeper)
 
 
 @pytest.fixture

@@ -22,13 +22,13 @@ from rationalizer import (
     LeaveGroup,
     Member,
     Outcome,
+    PausedGroup,
     Piece,
     Record,
     ReleaseGroup,
     ReleasingPartition,
     Tick,
 )
-from rationalizer import Pause as PauseInForce
 from rationalizer.groups.history import done_in
 from rationalizer.leases.shares import Share
 from rationalizer.limits import MAX_TIME_MS, STALE_AFTER_INTERVALS
@@ -374,7 +374,7 @@ class PauseKeeper:
         self._terms[asked.cp] = _Term(pause.expires, asked.sent_at + (pause.expires - outcome.log_time))
         return True
 
-    def _refuse_others(self, pauses: Iterable[PauseInForce | None]) -> None:
+    def _refuse_others(self, pauses: Iterable[PausedGroup | None]) -> None:
         group_id = self._session.group_id
         for pause in pauses:
             if pause is not None and pause.client_id != self._session.client_id:

@@ -31,7 +31,7 @@ from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.errors import AdminError, ConfigurationError, GroupPausedError, MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.node.engine_lock import under_lock
-from kafka_marshal.node.serving import Answer, EndedError
+from kafka_marshal.node.serving import EndedError, Reply
 from kafka_marshal.ports import TopicPartition
 from kafka_marshal.runtime import is_ours
 from kafka_marshal.types import Target
@@ -81,7 +81,7 @@ class Pause(OneProcess):
             raise ConfigurationError("a Pause can be used once. Nothing was changed; ask the Admin for another one")
         self._used = True
         session: Session | None = None
-        answer: Answer[None] | None = None
+        answer: Reply[None] | None = None
         try:
             session = self._open_session()
             self._work = work = PauseWork(session, self._length_ms)
@@ -272,7 +272,7 @@ class Pause(OneProcess):
         if under_lock.get() or is_ours.get():  # met() of ``wait`` asks
             found: T = function(*args)
             return found
-        answer: Answer[T] = work.session.driver.servants.ask(work.carry_out, what, function, args)
+        answer: Reply[T] = work.session.driver.servants.ask(work.carry_out, what, function, args)
         try:
             return answer.wait()
         except EndedError:

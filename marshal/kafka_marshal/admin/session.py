@@ -14,13 +14,14 @@ from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import AdminError, UpgradeRequiredError, WrongKindError
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.replica import Begin, Replica
-from kafka_marshal.node.serving import Answer, EndedError, Servants
+from kafka_marshal.node.serving import EndedError, Reply, Servants
 from kafka_marshal.ports import Cluster, TopicPartition
 from kafka_marshal.types import LeaseInfo
 from rationalizer import (
     Group,
     Lease,
     Outcome,
+    PausedGroup,
     Progress,
     Record,
     ReleasingPartition,
@@ -29,7 +30,6 @@ from rationalizer import (
     route_group,
     route_lease,
 )
-from rationalizer import Pause as PauseInForce
 
 #: The kind of a group that the log knows (G1).
 GroupKind = Literal["claimed", "coordinated"]
@@ -137,7 +137,7 @@ class Asked:
     #: Its offset in the coordination partition.
     offset: int = -1
     #: The group's pause in this CP right after it was applied.
-    pause: PauseInForce | None = None
+    pause: PausedGroup | None = None
 
     @property
     def accepted(self) -> bool:
@@ -173,9 +173,9 @@ class Session:
         self.is_gone: Callable[[], bool] = never
         self._waiting: list[Asked] = []
         self._running = cluster.runtime.lock()
-        self._closing: Answer[None] | None = None
+        self._closing: Reply[None] | None = None
         servants = Servants(cluster.runtime)
-        answer: Answer[Driver] | None = None
+        answer: Reply[Driver] | None = None
         self.driver: Driver
         try:
             servants.begin()

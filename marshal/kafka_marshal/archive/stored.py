@@ -68,7 +68,7 @@ class FileName(NamedTuple):
         return f"offsets {self.first} to {self.end - 1} of partition {self.partition} ({times})"
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """A file, and from which offset it is read: what is below is in the one before."""
 
     name: FileName
@@ -76,10 +76,10 @@ class Part(NamedTuple):
 
 
 @dataclass(slots=True)
-class Run:
+class JoinedFiles:
     """Files that join without a gap; at least one."""
 
-    parts: list[Part]
+    parts: list[FilePart]
 
     @property
     def first(self) -> int:
@@ -102,15 +102,15 @@ class Run:
         return self.parts[-1].name.until
 
 
-def join(names: Iterable[FileName]) -> list[Run]:
+def join(names: Iterable[FileName]) -> list[JoinedFiles]:
     """The files of one partition, ascending, as runs with gaps between them."""
-    found: list[Run] = []
+    found: list[JoinedFiles] = []
     for name in sorted(names):
         if found and name.first <= found[-1].end:
             if name.end > found[-1].end:  # else two writers at once wrote it
-                found[-1].parts.append(Part(name, found[-1].end))
+                found[-1].parts.append(FilePart(name, found[-1].end))
         else:
-            found.append(Run([Part(name, name.first)]))
+            found.append(JoinedFiles([FilePart(name, name.first)]))
     return found
 
 
@@ -217,7 +217,7 @@ class Archive:
         except FilesError as error:
             raise ArchiveError(f"{self.name}: the archive can't be listed: {error}. Nothing was read") from error
 
-    def runs(self, partition: int) -> list[Run]:
+    def runs(self, partition: int) -> list[JoinedFiles]:
         """Its files, ascending, as runs with gaps between them."""
         try:
             listed = self._files.names(str(partition))
@@ -333,7 +333,7 @@ class ArchivedLog(Log):
         Raises ArchiveError if the archive is of another log, and what Log raises.
         """
         # Listed before the log's ends are asked for: nobody can have archived more than they say.
-        self.runs: dict[int, list[Run]] = {cp: archive.runs(cp) for cp in archive.partitions()}
+        self.runs: dict[int, list[JoinedFiles]] = {cp: archive.runs(cp) for cp in archive.partitions()}
         self._archive = archive
         if cluster is not None:
             super().__init__(cluster, topic, timeout_s)
@@ -344,7 +344,7 @@ class ArchivedLog(Log):
         #: From where on the live log is read.
         self._live_from = dict(self.starts)
         #: CP → its run that is read before that.
-        self.chosen: dict[int, Run] = {}
+        self.chosen: dict[int, JoinedFiles] = {}
         for cp, runs in self.runs.items():
             early = (run for run in runs if run.end < self.starts[cp] and _covers(run, at_ms, at_offset))
             chosen = next(early, None)
@@ -479,7 +479,7 @@ class ArchivedLog(Log):
             each.ended(ends[cp])
             self._compare(cp, each, [])
 
-    def archived(self, cp: int, run: Run, first: int, end: int) -> Iterator[tuple[int, list[LogEntry]]]:
+    def archived(self, cp: int, run: JoinedFiles, first: int, end: int) -> Iterator[tuple[int, list[LogEntry]]]:
         """The records of a run from `first` to below `end`."""
         for name, begin in run.parts:
             if name.end > first and begin < end:
@@ -510,5 +510,5 @@ class ArchivedLog(Log):
             )
 
 
-def _covers(run: Run, at_ms: int | None, at_offset: int | None) -> bool:
+def _covers(run: JoinedFiles, at_ms: int | None, at_offset: int | None) -> bool:
     return (at_ms is not None and at_ms <= run.until) or (at_offset is not None and at_offset < run.end)

@@ -13,7 +13,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Final
 
-from kafka_marshal.archive.stored import Archive, ArchivedLog, Draft, FileName, Part, Run, join
+from kafka_marshal.archive.stored import Archive, ArchivedLog, Draft, FileName, FilePart, JoinedFiles, join
 from kafka_marshal.errors import ArchiveError, LogCutError
 from kafka_marshal.observe.log import Log
 from kafka_marshal.ports import Cluster, LogEntry
@@ -179,15 +179,15 @@ class _Partition:
             problem,
         )
 
-    def _apart(self) -> list[Run]:
+    def _apart(self) -> list[JoinedFiles]:
         """The runs that the live log is not joined to."""
         return [run for run in self.log.runs.get(self.cp, ()) if run.end < self.log.starts[self.cp]]
 
-    def _pieces(self) -> list[Part | range]:
+    def _pieces(self) -> list[FilePart | range]:
         """What is to be read, in order: files that are there, and offsets of which none is."""
         start, end = self.log.starts[self.cp], self.log.ends[self.cp]
         runs = [run for run in self.log.runs.get(self.cp, ()) if run.end >= start]
-        found: list[Part | range] = []
+        found: list[FilePart | range] = []
         at = start
         for part in (part for run in runs for part in run.parts):
             found += [*_cut(at, part.begin), part]
@@ -201,7 +201,7 @@ class _Partition:
         pieces = self._pieces()
         if not pieces:
             return
-        if isinstance(pieces[0], Part):
+        if isinstance(pieces[0], FilePart):
             stored = self.archive.read(pieces[0].name)
             self.log.refuse_file(stored)
             world, begin = stored.world(), stored.name.first
@@ -216,7 +216,7 @@ class _Partition:
 
     def _replay(
         self,
-        pieces: Sequence[Part | range],
+        pieces: Sequence[FilePart | range],
         world: World,
         runs: Iterable[tuple[int, list[LogEntry]]],
         further: Callable[[int], None],
@@ -225,7 +225,7 @@ class _Partition:
         stream = _Stream(entries for _, entries in runs)
         for piece in pieces:
             first, end = _first(piece), _end(piece)
-            stored = self.archive.read(piece.name) if isinstance(piece, Part) else None
+            stored = self.archive.read(piece.name) if isinstance(piece, FilePart) else None
             if stored is not None and stored.name.first == first and not stored.begins_with(world.digest()):
                 raise self._contradicted(stored.name, "before")
             draft = Draft(self.log.topic, self.log.topic_id, world, first)
@@ -247,15 +247,15 @@ class _Partition:
         )
 
 
-def _first(piece: Part | range) -> int:
-    return piece.begin if isinstance(piece, Part) else piece.start
+def _first(piece: FilePart | range) -> int:
+    return piece.begin if isinstance(piece, FilePart) else piece.start
 
 
-def _end(piece: Part | range) -> int:
-    return piece.name.end if isinstance(piece, Part) else piece.stop
+def _end(piece: FilePart | range) -> int:
+    return piece.name.end if isinstance(piece, FilePart) else piece.stop
 
 
-def _from(begin: int, piece: Part | range) -> Part | range:
+def _from(begin: int, piece: FilePart | range) -> FilePart | range:
     return range(max(begin, piece.start), piece.stop) if isinstance(piece, range) else piece
 
 
@@ -269,7 +269,7 @@ def _cut(first: int, end: int) -> list[range]:
     return found
 
 
-def _gap(runs: tuple[Run, Run]) -> Gap:
+def _gap(runs: tuple[JoinedFiles, JoinedFiles]) -> Gap:
     before, after = runs
     return Gap(before.end, after.first, before.until, after.since)
 

@@ -22,9 +22,9 @@ from kafka_marshal.secret import visible
 
 if TYPE_CHECKING:
     from kafka_marshal.cli.options import Options
-    from kafka_marshal.pipeline.audit.findings import Findings, PartitionFindings, Violation
+    from kafka_marshal.pipeline.audit.findings import AuditViolation, Findings, PartitionFindings
     from kafka_marshal.pipeline.audit.report import LogEnds
-    from kafka_marshal.pipeline.audit.sources import Source
+    from kafka_marshal.pipeline.audit.sources import AuditSource
 
 _PARTITIONS = (
     Column("partition", right=True),
@@ -147,7 +147,7 @@ def _source(
     place: str | None,
     snapshots: Path | None,
     partitions: int | None,
-) -> tuple[Source, LogEnds | None]:
+) -> tuple[AuditSource, LogEnds | None]:
     """The log to audit and, if Kafka is reachable, the log ends of the data topics over time."""
     if file is None:
         servers, properties = options.connection()
@@ -169,7 +169,7 @@ def _source(
 
 
 def _run(
-    source: Source,
+    source: AuditSource,
     stack: ExitStack,
     out: Path | None,
     work: Path | None,
@@ -228,7 +228,7 @@ def _print_findings(findings: Findings, out: Path | None, group: str | None) -> 
         say(f"Report: {out / 'report.html'}. Tables (Parquet): {', '.join(findings.tables)}, in {out}.")
 
 
-def _violation_row(each: Violation) -> tuple[str, ...]:
+def _violation_row(each: AuditViolation) -> tuple[str, ...]:
     lease = (each.group or "-") if each.topic is None else f"{each.group} {each.topic}/{each.topic_partition}"
     when = "-" if each.time_ms is None else time_text(each.time_ms)
     return (each.kind, str(each.partition), str(each.offset), when, lease, each.detail)

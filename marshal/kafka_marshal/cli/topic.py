@@ -34,7 +34,7 @@ from rationalizer.levels import LEVELS, SUPPORTED_LEVEL
 
 if TYPE_CHECKING:
     from kafka_marshal.cli.options import Options
-    from kafka_marshal.node.coordination_topic import Problem
+    from kafka_marshal.node.coordination_topic import WrongSetting
     from kafka_marshal.observe.log import Log
     from kafka_marshal.observe.rows import GroupRow, MemberRow, WorkerRow
     from kafka_marshal.ports import Cluster, TopicConfig
@@ -298,7 +298,7 @@ def _marker_counts(log: Log, partitions: list[int]) -> dict[int, int | None]:
     return counts
 
 
-def _fault(problem: Problem, topic: str, options: Options) -> TopicFault:
+def _fault(problem: WrongSetting, topic: str, options: Options) -> TopicFault:
     """A wrong setting, with the Kafka command that corrects it."""
     value = problem.wanted.rpartition(" ")[2]
     words = ["kafka-configs.sh", "--bootstrap-server", options.bootstrap or "HOST:PORT"]

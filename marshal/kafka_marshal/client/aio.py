@@ -45,7 +45,7 @@ from kafka_marshal.client.shared import ShareConsumer, SharedBatch
 from kafka_marshal.client.transactions import Headers
 from kafka_marshal.client.tries import Call
 from kafka_marshal.errors import ClosedError, ConfigurationError
-from kafka_marshal.node.serving import LOOK_S, Answer, EndedError, Servants
+from kafka_marshal.node.serving import LOOK_S, EndedError, Reply, Servants
 from kafka_marshal.runtime import EMPTY, THREADS, is_ours
 from kafka_marshal.types import Progress, TopicPartition
 
@@ -93,7 +93,7 @@ async def awaited(
     function: Callable[..., T],
     *args: object,
     undo: Callable[[T], object] | None = None,
-) -> tuple[T, Answer[T]]:
+) -> tuple[T, Reply[T]]:
     """Have ``function(is_gone, *args)`` carried out; returns its value, and the answer with its ``receipt``.
 
     If it is cancelled, the value is undone. Raises what the function raises, EndedError if no thread is left.

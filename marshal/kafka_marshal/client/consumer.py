@@ -27,7 +27,7 @@ from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.run import ALL, Taken
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.node.engine_lock import under_lock
-from kafka_marshal.node.serving import LOOK_S, Answer, EndedError, LateError
+from kafka_marshal.node.serving import LOOK_S, EndedError, LateError, Reply
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.types import Key, TopicPartition
 
@@ -346,7 +346,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                 self._refuse(hand, messages)  # unless they were delivered
             raise
 
-    def _ask(self, function: Callable[..., T], *args: object, undo: Callable[[T], object] | None = None) -> Answer[T]:
+    def _ask(self, function: Callable[..., T], *args: object, undo: Callable[[T], object] | None = None) -> Reply[T]:
         self._left = None
         self._driver.refuse_fork()
         if self._driver.is_over:
@@ -354,7 +354,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         return self._driver.servants.ask(function, *args, undo=undo)
 
     @staticmethod
-    def _waited(answer: Answer[Run | None]) -> Run | None:
+    def _waited(answer: Reply[Run | None]) -> Run | None:
         """The run that was asked for; None if another thread has closed the Marshal meanwhile."""
         try:
             return answer.wait()

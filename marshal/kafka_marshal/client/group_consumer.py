@@ -28,7 +28,7 @@ from kafka_marshal.engine.work.tracker import beyond
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError, KeyRangeError, MarshalError
 from kafka_marshal.logs import Event, RateLimit, log
 from kafka_marshal.node.driver import Driver
-from kafka_marshal.node.jobs import Job
+from kafka_marshal.node.jobs import LongJob
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.types import Key
 from rationalizer import Outcome, Progress
@@ -240,7 +240,7 @@ LAST_TIMEOUT_S = 1.0
 SAID_EVERY_MS = 3_600_000.0
 
 
-class OffsetMirror(Job):
+class OffsetMirror(LongJob):
     """A job of the driver's upkeep, until ``end``: one request at a time, as an older one must not arrive last."""
 
     def __init__(self, driver: Driver, member: Membership, consumer: ConsumerEngine) -> None:

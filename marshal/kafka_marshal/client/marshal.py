@@ -53,7 +53,7 @@ from kafka_marshal.client.view import WorldView
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import ClosedError, SnapshotDifferenceError
 from kafka_marshal.logs import Event
-from kafka_marshal.metrics.measure import Meter
+from kafka_marshal.metrics.measure import MarshalMeter
 from kafka_marshal.metrics.rows import Metrics
 from kafka_marshal.node.config import (
     MOST_START_S,
@@ -65,7 +65,7 @@ from kafka_marshal.node.config import (
 )
 from kafka_marshal.node.coordination_topic import log_name
 from kafka_marshal.node.driver import Driver
-from kafka_marshal.node.serving import Answer, Servants
+from kafka_marshal.node.serving import Reply, Servants
 from kafka_marshal.ports import Cluster
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.topic_names import DEFAULT_TOPIC
@@ -82,7 +82,7 @@ class Opened(NamedTuple):
     driver: Driver
     watchdog: Watchdog | None
     world: WorldView
-    meter: Meter
+    meter: MarshalMeter
 
     def undo(self) -> None:
         """End it again: it did not reach the caller."""
@@ -203,7 +203,7 @@ def _call_off(watchdog: Watchdog | None) -> None:
 class Watched:
     """The part of a Marshal that only reads: at once, from any thread, without a lock."""
 
-    _meter: Meter
+    _meter: MarshalMeter
     _closed: bool
     _ending: Ending
 
@@ -386,7 +386,7 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
         #: What the log says about this group, read-only.
         self.world: WorldView
         servants = Servants(cluster.runtime)
-        answer: Answer[Opened] | None = None
+        answer: Reply[Opened] | None = None
         try:
             servants.begin()
             answer = servants.ask(lambda _: self._open(cluster, servants, watchdog=watchdog), undo=Opened.undo)
@@ -436,7 +436,7 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
             ending.end_dropped(driver, beside)
 
         close_if_dropped(self, driver, lambda: driver.is_over or ending.has_begun, end)
-        return Opened(driver, beside, WorldView(driver), Meter(driver, self._ending.consumers))
+        return Opened(driver, beside, WorldView(driver), MarshalMeter(driver, self._ending.consumers))
 
     def _start_watchdog(self) -> Watchdog:
         """It starts while the log is read."""

@@ -15,7 +15,7 @@ from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.errors import ConfigurationError, TransactionError
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
-from kafka_marshal.node.serving import Answer
+from kafka_marshal.node.serving import Reply
 
 #: A transaction that waits for earlier ones checks this often (s) whether its caller is still there.
 WAIT_S = 0.2
@@ -31,7 +31,7 @@ class Host(Protocol):
     _engine: ConsumerEngine
     _transactions: TransactionalProducers | None
 
-    def _ask(self, function: Callable[..., None], *args: object) -> Answer[None]: ...
+    def _ask(self, function: Callable[..., None], *args: object) -> Reply[None]: ...
 
     def _take(self, function: Callable[[*Ts, float], T], *of: *Ts) -> T | None: ...
 

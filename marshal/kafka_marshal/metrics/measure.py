@@ -68,7 +68,7 @@ def _shared_reads(consumers: Iterable[AnyConsumer[Any]]) -> dict[str, Any]:
     }
 
 
-class Meter:
+class MarshalMeter:
     """Measures one Marshal."""
 
     def __init__(self, driver: Driver, consumers: Sequence[AnyConsumer[Any]]) -> None:
@@ -379,7 +379,7 @@ class Lag(TypedDict):
 class GroupLag:
     """Log ends from the brokers, at most every five seconds, and positions from the replica."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: MarshalMeter) -> None:
         self._meter = meter
         self._asking = Lock()
         self._known: tuple[float, dict[Key, tuple[int, int]]] | None = None

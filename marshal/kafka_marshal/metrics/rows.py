@@ -277,51 +277,51 @@ def prometheus_label(name: str) -> str:
     return name.replace(".", "_")
 
 
-class Source(NamedTuple):
+class SeriesSource(NamedTuple):
     """The labels of a metric's series, and how to read labels and values."""
 
     labels: tuple[str, ...]
     read: Read
 
 
-def _gauge(name: str, unit: str, source: Source) -> Metric:
+def _gauge(name: str, unit: str, source: SeriesSource) -> Metric:
     return Metric(name, "gauge", unit, *source)
 
 
-def _counter(name: str, unit: str, source: Source) -> Metric:
+def _counter(name: str, unit: str, source: SeriesSource) -> Metric:
     return Metric(name, "counter", unit, *source)
 
 
-def _histogram(name: str, unit: str, source: Source) -> Metric:
+def _histogram(name: str, unit: str, source: SeriesSource) -> Metric:
     return Metric(name, "histogram", unit, *source)
 
 
-def _each(labels: Labels, rows: Callable[[Metrics], Iterable[tuple[Labels, Value | None]]]) -> Source:
+def _each(labels: Labels, rows: Callable[[Metrics], Iterable[tuple[Labels, Value | None]]]) -> SeriesSource:
     """A series for each row with a known value: this member's labels, and those of the row."""
 
     def read(metrics: Metrics) -> list[tuple[Labels, Value]]:
         member = metrics.group_id, metrics.client_id
         return [((*member, *more), value) for more, value in rows(metrics) if value is not None]
 
-    return Source((*_MEMBER, *labels), read)
+    return SeriesSource((*_MEMBER, *labels), read)
 
 
-def _member(value: Callable[[Metrics], Value | None]) -> Source:
+def _member(value: Callable[[Metrics], Value | None]) -> SeriesSource:
     """One series for this member, unless the value is None."""
     return _each((), lambda metrics: [((), value(metrics))])
 
 
-def _checkpoints(value: Callable[[CheckpointMetrics], Value | None]) -> Source:
+def _checkpoints(value: Callable[[CheckpointMetrics], Value | None]) -> SeriesSource:
     """One series for a member that takes checkpoints."""
     return _member(lambda metrics: None if metrics.checkpoints is None else value(metrics.checkpoints))
 
 
-def _partition(value: Callable[[PartitionMetrics], Value | None]) -> Source:
+def _partition(value: Callable[[PartitionMetrics], Value | None]) -> SeriesSource:
     """A series for each held partition."""
     return _each(_PLACE, lambda metrics: [((one.topic, str(one.partition)), value(one)) for one in metrics.partitions])
 
 
-def _rows(rows: Callable[[Metrics], Iterable[Any]], *labels: str) -> Source:
+def _rows(rows: Callable[[Metrics], Iterable[Any]], *labels: str) -> SeriesSource:
     """A series for each of these rows, whose last field is the value, and the others its labels."""
 
     def fields_of(row: Any) -> Iterable[Any]:
@@ -330,14 +330,14 @@ def _rows(rows: Callable[[Metrics], Iterable[Any]], *labels: str) -> Source:
     return _each(labels, lambda metrics: [(tuple(of), n) for *of, n in map(fields_of, rows(metrics))])
 
 
-def _messaging(operation: str, label: str, rows: Callable[[Metrics], Iterable[tuple[Labels, Value]]]) -> Source:
+def _messaging(operation: str, label: str, rows: Callable[[Metrics], Iterable[tuple[Labels, Value]]]) -> SeriesSource:
     """With the attributes of OpenTelemetry's conventions."""
 
     def read(metrics: Metrics) -> list[tuple[Labels, Value]]:
         common = "kafka", operation, metrics.group_id, metrics.client_id
         return [((*common, *labels), value) for labels, value in rows(metrics)]
 
-    return Source((*_MESSAGING, label), read)
+    return SeriesSource((*_MESSAGING, label), read)
 
 
 _CONSUMED = _messaging(

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from kafka_marshal import arguments
 from kafka_marshal.errors import ConfigurationError, MarshalError
 from kafka_marshal.logs import log
-from kafka_marshal.metrics.measure import GroupLag, Meter
+from kafka_marshal.metrics.measure import GroupLag, MarshalMeter
 from kafka_marshal.metrics.rows import Metrics
 
 #: Clients that send or read nothing for this long (s) are disconnected.
@@ -43,7 +43,7 @@ NO_EXPORTER = (
 )
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """An HTTP answer."""
 
     status: HTTPStatus
@@ -59,7 +59,7 @@ class MetricsServer:
         url: ``http://HOST:PORT``.
     """
 
-    def __init__(self, meter: Meter, port: int, host: str, is_closed: Callable[[], bool]) -> None:
+    def __init__(self, meter: MarshalMeter, port: int, host: str, is_closed: Callable[[], bool]) -> None:
         """is_closed: whether the Marshal was closed, or closes. Raises ConfigurationError for an address in use."""
         self._meter = meter
         self._lag = GroupLag(meter)
@@ -106,7 +106,7 @@ class MetricsServer:
 
     # Answers, on their own threads.
 
-    def _answer(self, path: str, accept: str) -> Answer | None:
+    def _answer(self, path: str, accept: str) -> Response | None:
         """None: there is no such page."""
         if path == "/livez":
             return self._live()
@@ -122,31 +122,31 @@ class MetricsServer:
         """The Marshal's metrics."""
         return self._meter.read(closed=self._is_closed())
 
-    def _live(self) -> Answer:
+    def _live(self) -> Response:
         health = self._meter.health(closed=self._is_closed())
         status = HTTPStatus.SERVICE_UNAVAILABLE if health.needs_restart else HTTPStatus.OK
-        return Answer(status, f"{health}\n".encode())
+        return Response(status, f"{health}\n".encode())
 
-    def _ready(self) -> Answer:
+    def _ready(self) -> Response:
         health = self._meter.health(closed=self._is_closed())
         status = HTTPStatus.OK if health.ready else HTTPStatus.SERVICE_UNAVAILABLE
-        return Answer(status, f"{'ready' if health.ready else 'not ready'}; {health}\n".encode())
+        return Response(status, f"{'ready' if health.ready else 'not ready'}; {health}\n".encode())
 
-    def _metrics(self, accept: str) -> Answer:
+    def _metrics(self, accept: str) -> Response:
         try:
             from kafka_marshal.metrics.prometheus import exposition
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != "prometheus_client":
                 raise
-            return Answer(HTTPStatus.NOT_IMPLEMENTED, NO_EXPORTER.encode())
-        return Answer(HTTPStatus.OK, *exposition(self, accept))
+            return Response(HTTPStatus.NOT_IMPLEMENTED, NO_EXPORTER.encode())
+        return Response(HTTPStatus.OK, *exposition(self, accept))
 
-    def _group_lag(self) -> Answer:
+    def _group_lag(self) -> Response:
         try:
             found = self._lag.read(closed=self._is_closed())
         except MarshalError as error:
-            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"the lag is not known: {error}\n".encode())
-        return Answer(HTTPStatus.OK, f"{json.dumps(found)}\n".encode(), "application/json")
+            return Response(HTTPStatus.SERVICE_UNAVAILABLE, f"the lag is not known: {error}\n".encode())
+        return Response(HTTPStatus.OK, f"{json.dumps(found)}\n".encode(), "application/json")
 
 
 class _Http(ThreadingHTTPServer):
@@ -157,7 +157,7 @@ class _Http(ThreadingHTTPServer):
     request_queue_size = 64
 
     def __init__(
-        self, address: tuple[str, int], family: socket.AddressFamily, answer: Callable[[str, str], Answer | None]
+        self, address: tuple[str, int], family: socket.AddressFamily, answer: Callable[[str, str], Response | None]
     ) -> None:
         self.address_family = family
         self.answer = answer
@@ -209,18 +209,18 @@ class _Request(BaseHTTPRequestHandler):
             answer = self.server.answer(path, self.headers.get("Accept", ""))
         except Exception as error:  # noqa: BLE001 - the next request is to be answered, too
             log(logging.ERROR, "http_failed", "the request for %s was not answered", path, error=error)
-            answer = Answer(
+            answer = Response(
                 HTTPStatus.INTERNAL_SERVER_ERROR, b"this could not be answered; the worker's log says why\n"
             )
         if answer is None:
             text = "there are: /metrics, /livez, /readyz, /lag\n"
-            answer = Answer(HTTPStatus.NOT_FOUND, text.encode())
+            answer = Response(HTTPStatus.NOT_FOUND, text.encode())
         self._send(answer)
 
     def _refuse(self) -> None:
-        self._send(Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n"), ("Allow", "GET, HEAD"))
+        self._send(Response(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n"), ("Allow", "GET, HEAD"))
 
-    def _send(self, answer: Answer, *headers: tuple[str, str]) -> None:
+    def _send(self, answer: Response, *headers: tuple[str, str]) -> None:
         self.send_response(answer.status)
         for name, value in (
             ("Content-Type", answer.content_type),
@@ -249,7 +249,7 @@ def checked_address(port: object, host: object) -> tuple[int, str]:
     return arguments.a_whole("port", port, 0, 65_535), arguments.text("host", host)
 
 
-def _listening(host: str, port: int, answer: Callable[[str, str], Answer | None]) -> _Http:
+def _listening(host: str, port: int, answer: Callable[[str, str], Response | None]) -> _Http:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return _Http((str(address[0]), int(address[1])), family, answer)

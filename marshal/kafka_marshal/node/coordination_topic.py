@@ -39,7 +39,7 @@ RECORD_OVERHEAD = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class WrongSetting:
     """One setting of the topic that differs from L1."""
 
     setting: str
@@ -72,27 +72,27 @@ def required_settings(brokers: int) -> dict[str, str]:
 
 def _problems(
     config: TopicConfig, fixed: Iterable[tuple[str, str, str]], least_bytes: int, large: str, *, fatal: bool
-) -> list[Problem]:
+) -> list[WrongSetting]:
     """Settings that are not as fixed, or too small for what is large here."""
     problems = [
-        Problem(name, config.settings.get(name, "unknown"), wanted, why, fatal)
+        WrongSetting(name, config.settings.get(name, "unknown"), wanted, why, fatal)
         for name, wanted, why in fixed
         if config.settings.get(name) != wanted
     ]
     size = config.settings.get("max.message.bytes", "0")
     if int(size) < least_bytes:
         why = f"large {large} would be refused by the broker"
-        problems.append(Problem("max.message.bytes", size, f"at least {MAX_MESSAGE_BYTES}", why, fatal))
+        problems.append(WrongSetting("max.message.bytes", size, f"at least {MAX_MESSAGE_BYTES}", why, fatal))
     return problems
 
 
-def find_problems(config: TopicConfig) -> list[Problem]:
+def find_problems(config: TopicConfig) -> list[WrongSetting]:
     """All settings in which the topic differs from L1, the fatal ones first."""
     problems = _problems(config, _FIXED, MAX_MESSAGE_BYTES, "records", fatal=True)
     replicas = config.settings.get("min.insync.replicas", "1")
     if config.replication_factor >= 3 and int(replicas) < 2:
         why = "an acknowledged claim could be lost with one broker"
-        problems.append(Problem("min.insync.replicas", replicas, "2", why, fatal=False))
+        problems.append(WrongSetting("min.insync.replicas", replicas, "2", why, fatal=False))
     return problems
 
 
@@ -103,7 +103,7 @@ _FIXED_FOR_SNAPSHOTS = (
 )
 
 
-def find_snapshot_problems(config: TopicConfig, partitions: int) -> list[Problem]:
+def find_snapshot_problems(config: TopicConfig, partitions: int) -> list[WrongSetting]:
     """All settings in which a log of snapshots differs from S2. None is fatal: the log itself has everything.
 
     partitions: of the coordination topic.
@@ -112,7 +112,7 @@ def find_snapshot_problems(config: TopicConfig, partitions: int) -> list[Problem
     problems = _problems(config, _FIXED_FOR_SNAPSHOTS, least_bytes, "snapshots", fatal=False)
     if config.info.partitions != partitions:
         why = "it is not used: snapshots of a partition are kept in the partition of the same number"
-        problems.append(Problem("partitions", str(config.info.partitions), str(partitions), why, fatal=False))
+        problems.append(WrongSetting("partitions", str(config.info.partitions), str(partitions), why, fatal=False))
     return problems
 
 
@@ -134,7 +134,7 @@ def check_one_cluster(cluster: Cluster, wait_s: float = 0.0) -> None:
         )
 
 
-def check_topic(cluster: Cluster, topic: str, timeout_s: float) -> tuple[TopicConfig, list[Problem]]:
+def check_topic(cluster: Cluster, topic: str, timeout_s: float) -> tuple[TopicConfig, list[WrongSetting]]:
     """The topic's configuration and its harmless problems (*blocking*).
 
     Raises TopicMissingError or TopicUnsafeError, each naming the command that repairs it.

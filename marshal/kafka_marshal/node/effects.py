@@ -32,7 +32,7 @@ from kafka_marshal.engine.groups.checkpoints.cuts import places
 from kafka_marshal.errors import AuthorizationError, MarshalError, grant
 from kafka_marshal.guard import report
 from kafka_marshal.logs import RateLimitedLog, log
-from kafka_marshal.node.engine_lock import ConsumerPort, Part, Shared
+from kafka_marshal.node.engine_lock import ConsumerPort, DriverPart, Shared
 from kafka_marshal.node.events import Events
 from kafka_marshal.node.life import place_of
 from kafka_marshal.node.pacing import Pacing
@@ -66,7 +66,7 @@ class AppendFailures:
         self._rate_limited.unanswered("append_failed", ("append", reason.partition(" (after ")[0]), text)
 
 
-class Appends(Part):
+class Appends(DriverPart):
     """The appender of one driver; it is replaced if it has failed for good (C17)."""
 
     def __init__(self, shared: Shared, pacing: Pacing) -> None:
@@ -142,7 +142,7 @@ TOGETHER = 100
 TOGETHER_S = 2.0
 
 
-class LookUps(Part):
+class LookUps(DriverPart):
     """The look-ups of one driver."""
 
     def __init__(self, shared: Shared, threads: Executor) -> None:
@@ -332,7 +332,7 @@ class UserCalls:
         self._executor.shutdown(wait=wait)
 
 
-class Effects(Part):
+class Effects(DriverPart):
     """Carries out the effects of one engine."""
 
     def __init__(self, shared: Shared, pacing: Pacing, lookups: Executor) -> None:

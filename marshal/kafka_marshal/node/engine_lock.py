@@ -38,7 +38,7 @@ class Shared:
     rate_limited: RateLimitedLog
 
 
-class Part:
+class DriverPart:
     """A part of one driver."""
 
     def __init__(self, shared: Shared) -> None:

@@ -25,7 +25,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.logs import log
 from kafka_marshal.node.coordination_topic import find_problems, topic_option
-from kafka_marshal.node.engine_lock import Part, Shared
+from kafka_marshal.node.engine_lock import DriverPart, Shared
 from kafka_marshal.node.kept import keep_of
 from kafka_marshal.node.life import Life
 from kafka_marshal.node.replica import Begin, ReplayStart, Replica
@@ -48,7 +48,7 @@ from rationalizer import Progress, World
 from rationalizer.log_hash import LogHash
 
 
-class Job(ABC):
+class LongJob(ABC):
     """Work that takes longer than the lock may be held: begun when it is due, one run at a time."""
 
     _is_running = False
@@ -91,7 +91,7 @@ class Job(ABC):
 AGAIN_S = 0.1
 
 
-class TopicRounds(Part, Job):
+class TopicRounds(DriverPart, LongJob):
     """The regular checks of topics by one driver."""
 
     def __init__(self, shared: Shared, find_snapshots: Callable[[], object], timeout_s: float) -> None:
@@ -198,7 +198,7 @@ class TopicRounds(Part, Job):
         self.next_at = min(self.next_at, self._now_ms() + interval_ms * jitter)
 
 
-class SnapshotUpkeep(Job):
+class SnapshotUpkeep(LongJob):
     """The snapshots of one replica, if its driver keeps them and there is a topic for them."""
 
     def __init__(
@@ -291,7 +291,7 @@ class SnapshotUpkeep(Job):
 AGAIN_MS = 1_000.0
 
 
-class Scope(Part, Job):
+class Scope(DriverPart, LongJob):
     """Which CPs a driver reads: all, or the home of the one coordinated group of which it has a member (G2).
 
     Nothing is kept of a CP that is not read any more. When it is needed again, a second replica determines its state
@@ -417,7 +417,7 @@ SAVE_EVERY_MS = 5_000.0
 AT_ONCE = 100
 
 
-class LogGuard(Part, Job):
+class LogGuard(DriverPart, LongJob):
     """Whether the coordination topic is harmed while members work: emptied, or given a retention (L1).
 
     Members at work continue: they know what they have read. But no member can start on such a log, so only running

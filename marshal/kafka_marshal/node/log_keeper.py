@@ -23,8 +23,8 @@ from kafka_marshal.errors import (
     grant,
 )
 from kafka_marshal.logs import log
-from kafka_marshal.node.engine_lock import Part, Shared
-from kafka_marshal.node.jobs import Job, LogGuard
+from kafka_marshal.node.engine_lock import DriverPart, Shared
+from kafka_marshal.node.jobs import LogGuard, LongJob
 from kafka_marshal.node.kept import keep_of, removable, turn_ms
 from kafka_marshal.node.life import Life
 from kafka_marshal.node.log_reader import read_range
@@ -67,7 +67,7 @@ def _draw(random: float) -> float:
     return max(0.0, 1 + ln(max(random, 1 / MANY)) / ln(MANY))
 
 
-class LogKeeper(Part, Job):
+class LogKeeper(DriverPart, LongJob):
     """The upkeep of the log by one driver. ``failing`` and the figures may be read by any thread."""
 
     def __init__(self, shared: Shared, guard: LogGuard, wall_ms: Callable[[], float] = time_of_day_ms) -> None:
@@ -242,7 +242,7 @@ class LogKeeper(Part, Job):
         return now is not None and now <= keep_ms and not self._life.ended
 
 
-class Around:
+class PassThrough:
     """Passes everything else to the real one."""
 
     def __init__(self, real: Any) -> None:
@@ -252,7 +252,7 @@ class Around:
         return getattr(self._real, name)
 
 
-class _GentleCluster(Around):
+class _GentleCluster(PassThrough):
     """A cluster whose tails leave time to others, and end with the member."""
 
     def __init__(self, real: Cluster, life: Life) -> None:
@@ -263,7 +263,7 @@ class _GentleCluster(Around):
         return cast("Tail", _GentleTail(self._real.tail(topic, positions), self._real.runtime, self._life))
 
 
-class _GentleTail(Around):
+class _GentleTail(PassThrough):
     def __init__(self, real: Tail, runtime: Runtime, life: Life) -> None:
         super().__init__(real)
         self._runtime = runtime

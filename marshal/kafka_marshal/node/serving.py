@@ -50,7 +50,7 @@ class _Receipt:
         self.left: bool = False
 
 
-class Answer(Generic[T]):
+class Reply(Generic[T]):
     """The answer to come for one call. If it ends without ``receipt.out``, the value did not reach the caller."""
 
     __slots__ = ("__weakref__", "_box", "_servants", "receipt")
@@ -97,7 +97,7 @@ class _Job:
 
     def __init__(
         self,
-        answer: Answer[Any],
+        answer: Reply[Any],
         function: Callable[..., Any],
         args: tuple[Any, ...],
         undo: Callable[[Any], object] | None,
@@ -190,12 +190,12 @@ class Servants:
         *args: object,
         undo: Callable[[T], object] | None = None,
         box: Box | None = None,
-    ) -> Answer[T]:
+    ) -> Reply[T]:
         """Have ``function(is_gone, *args)`` carried out; undo takes its value back if it does not reach the caller.
 
         box: receives (value, error); None: the waiter is a thread.
         """
-        answer: Answer[T] = Answer(self, box)
+        answer: Reply[T] = Reply(self, box)
         self._jobs.put(_Job(answer, function, args, undo))
         return answer
 
@@ -274,7 +274,7 @@ class Servants:
             with self._lock:
                 self._delivered.append((job, value))
         job.box.put((value, error))
-        del error  # as in Answer.wait
+        del error  # as in Reply.wait
 
     def undo_lost(self, given_back: Sequence[object] = ()) -> None:
         """Undo the values that did not reach their callers, but those that a call gives back itself."""

@@ -9,8 +9,8 @@ from kafka_marshal.engine.engine import check_stuck
 from kafka_marshal.errors import UpgradeRequiredError
 from kafka_marshal.logs import log
 from kafka_marshal.node.effects import Appends
-from kafka_marshal.node.engine_lock import Part, Shared
-from kafka_marshal.node.jobs import Job, LogGuard, Scope, SnapshotUpkeep, TopicRounds
+from kafka_marshal.node.engine_lock import DriverPart, Shared
+from kafka_marshal.node.jobs import LogGuard, LongJob, Scope, SnapshotUpkeep, TopicRounds
 from kafka_marshal.node.log_keeper import LogKeeper
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.runtime import Executor
@@ -88,7 +88,7 @@ class Tally:
         return sorted(list(self._counts.items()))  # noqa: C414 - the copy is atomic: the dict may grow meanwhile
 
 
-class Upkeep(Part):
+class Upkeep(DriverPart):
     """The jobs of one driver; each decides when it is due."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Upkeep(Part):
         #: A listener of the driver.
         self.tally: Tally = Tally(self._events.group_id)
         #: Jobs of consumers; the lock is held to add or remove one.
-        self.jobs: list[Job] = []
+        self.jobs: list[LongJob] = []
         self.scope = scope
         self.guard = guard
         self.keeper = keeper
@@ -124,7 +124,7 @@ class Upkeep(Part):
         self._appends.replace_broken()
         if self._lock.started:
             self.scope.narrow()
-            jobs: tuple[Job, ...] = (self.topics, self.snapshots, self.scope, self.guard, self.keeper, *self.jobs)
+            jobs: tuple[LongJob, ...] = (self.topics, self.snapshots, self.scope, self.guard, self.keeper, *self.jobs)
             for job in jobs:
                 if job.is_due(now):
                     self._lookups.submit(job.run)

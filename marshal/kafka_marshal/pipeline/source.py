@@ -37,7 +37,7 @@ from pyspark.sql.types import StructType
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.kafka import settings
-from kafka_marshal.adapters.kafka.range_reader import StoredMessage, read_range
+from kafka_marshal.adapters.kafka.range_reader import LogMessage, read_range
 from kafka_marshal.adapters.message import headers_of
 from kafka_marshal.arguments import MOST_OFFSET, near
 from kafka_marshal.client.marshal import Marshal
@@ -261,7 +261,7 @@ _timestamp = methodcaller("timestamp")
 
 
 def to_arrow(
-    messages: Sequence[StoredMessage], topic: str, partition: int, epoch: int, *, headers: bool
+    messages: Sequence[LogMessage], topic: str, partition: int, epoch: int, *, headers: bool
 ) -> pa.RecordBatch:
     """One batch of messages, all of one partition, in the source's columns.
 
@@ -287,7 +287,7 @@ def to_arrow(
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _headers(message: StoredMessage) -> list[dict[str, object]] | None:
+def _headers(message: LogMessage) -> list[dict[str, object]] | None:
     """Headers as in Spark's Kafka source: None if there are none."""
     found = headers_of(message)
     return [{"key": name, "value": value} for name, value in found] if found else None

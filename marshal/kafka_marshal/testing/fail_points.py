@@ -3,7 +3,7 @@
 The client does not know them. Its traffic with Kafka passes through a :class:`~kafka_marshal.ports.Cluster`; in a
 process that is to die, :func:`dying` wraps the real one to check each record::
 
-    with dying("localhost:9092", Doom("grant", Moment.READ, 3)):
+    with dying("localhost:9092", Doom("grant", FailPoint.READ, 3)):
         work(Marshal("localhost:9092", …))     # ends when it has read but not applied its third ClaimingMessages
 
 Five moments of each of its records: before the append, appended (librdkafka has it, the broker may not), acknowledged,
@@ -26,7 +26,7 @@ from enum import StrEnum
 from typing import Any
 
 from kafka_marshal.adapters.opening import announced
-from kafka_marshal.node.log_keeper import Around
+from kafka_marshal.node.log_keeper import PassThrough
 from kafka_marshal.ports import (
     Ack,
     Appender,
@@ -67,7 +67,7 @@ __all__ = [
     "RECORD_STEPS",
     "CallMoment",
     "Doom",
-    "Moment",
+    "FailPoint",
     "Sent",
     "dying",
     "points_of",
@@ -75,7 +75,7 @@ __all__ = [
 ]
 
 
-class Moment(StrEnum):
+class FailPoint(StrEnum):
     """Moments of a record of this process."""
 
     BEFORE = "before append"
@@ -123,13 +123,13 @@ def points_of(delivery: str) -> list[str]:
     return [name for name, kind, _, _ in _points() if kind == delivery]
 
 
-def _moments(step: str) -> tuple[Moment | CallMoment | None, ...]:
+def _moments(step: str) -> tuple[FailPoint | CallMoment | None, ...]:
     if step in CALL_STEPS:
         return tuple(CallMoment)
-    return tuple(Moment) if step in RECORD_STEPS else (None,)
+    return tuple(FailPoint) if step in RECORD_STEPS else (None,)
 
 
-def _points() -> Iterator[tuple[str, str, str, Moment | CallMoment | None]]:
+def _points() -> Iterator[tuple[str, str, str, FailPoint | CallMoment | None]]:
     for delivery, steps in _STEPS.items():
         number = 0
         for step in steps:
@@ -140,7 +140,7 @@ def _points() -> Iterator[tuple[str, str, str, Moment | CallMoment | None]]:
 
 
 #: name → (step, moment; None for a step that is no record).
-POINTS: Mapping[str, tuple[str, Moment | CallMoment | None]] = {
+POINTS: Mapping[str, tuple[str, FailPoint | CallMoment | None]] = {
     name: (step, moment) for name, _, step, moment in _points()
 }
 
@@ -187,7 +187,7 @@ class Doom:
     """The step, and its occurrence, at which this process kills itself with -9."""
 
     step: str
-    moment: Moment | CallMoment | None = None
+    moment: FailPoint | CallMoment | None = None
     times: int = 1
     #: Called just before.
     last_words: Callable[[], object] | None = None
@@ -197,7 +197,7 @@ class Doom:
     #: SIGSTOP: it stops there, and continues with the step when it gets SIGCONT.
     by: signal.Signals = signal.SIGKILL
 
-    def at(self, step: str, moment: Moment | CallMoment | None = None) -> None:
+    def at(self, step: str, moment: FailPoint | CallMoment | None = None) -> None:
         """The process has reached this step: kill it there if it is the chosen one."""
         if step == self.step and moment is self.moment:
             self.times -= 1
@@ -233,7 +233,7 @@ def dying(bootstrap_servers: str, doom: Doom | None, sent: Sent | None = None) -
         yield
 
 
-class _Cluster(Around):
+class _Cluster(PassThrough):
     def __init__(self, real: Cluster, doom: Doom, sent: Sent | None) -> None:
         super().__init__(real)
         self._doom = doom
@@ -288,7 +288,7 @@ def _call(doom: Doom, step: str) -> Iterator[None]:
     doom.at(step, CallMoment.RETURNED)
 
 
-class _TransactionalProducer(Around):
+class _TransactionalProducer(PassThrough):
     def __init__(self, real: TransactionalProducer, doom: Doom) -> None:
         super().__init__(real)
         self._doom = doom
@@ -305,7 +305,7 @@ class _TransactionalProducer(Around):
         return call
 
 
-class _Appender(Around):
+class _Appender(PassThrough):
     def __init__(self, real: Appender, doom: Doom, own: set[bytes], sent: Sent | None) -> None:
         super().__init__(real)
         self._doom = doom
@@ -323,20 +323,20 @@ class _Appender(Around):
         if step != self._doom.step:
             self._real.append(partition, value, on_ack)
             return
-        self._doom.at(step, Moment.BEFORE)
+        self._doom.at(step, FailPoint.BEFORE)
         self._own.add(value)
 
         def answered(ack: Ack) -> None:
             if ack.error is None:
-                self._doom.at(step, Moment.ACKNOWLEDGED)
+                self._doom.at(step, FailPoint.ACKNOWLEDGED)
             if on_ack is not None:
                 on_ack(ack)
 
         self._real.append(partition, value, answered)
-        self._doom.at(step, Moment.APPENDED)
+        self._doom.at(step, FailPoint.APPENDED)
 
 
-class _Tail(Around):
+class _Tail(PassThrough):
     def __init__(self, real: Tail, doom: Doom, own: set[bytes]) -> None:
         super().__init__(real)
         self._doom = doom
@@ -346,7 +346,7 @@ class _Tail(Around):
     def read(self, timeout_s: float) -> TailBatch:
         # A reader has applied earlier records before it reads again.
         for _ in range(self._applied):
-            self._doom.at(self._doom.step, Moment.APPLIED)
+            self._doom.at(self._doom.step, FailPoint.APPLIED)
         self._applied = 0
         batch: TailBatch = self._real.read(timeout_s)
         if self._own:
@@ -354,11 +354,11 @@ class _Tail(Around):
                 for _, _, value in entries:
                     if value in self._own:
                         self._applied += 1
-                        self._doom.at(self._doom.step, Moment.READ)
+                        self._doom.at(self._doom.step, FailPoint.READ)
         return batch
 
 
-class _DataReader(Around):
+class _DataReader(PassThrough):
     def __init__(self, real: DataReader, doom: Doom) -> None:
         super().__init__(real)
         self._doom = doom

@@ -136,7 +136,7 @@ class Voice:
             self._refusal = error.str()
 
 
-class Watch:
+class ExitWatch:
     """Waits for the end of one worker."""
 
     def __init__(self, pipe: int, worker: int) -> None:
@@ -311,7 +311,7 @@ def main(pipe: int, worker: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.excepthook = report
-    Watch(pipe, worker).run()
+    ExitWatch(pipe, worker).run()
     # Without Python's and librdkafka's leisurely ends: everything is answered for.
     os._exit(0)
 

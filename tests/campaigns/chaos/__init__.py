@@ -7,8 +7,8 @@ check      the invariants
 campaign   one run: brokers behind proxies, topics, a writer of numbered messages, and their faults
 """
 
-from kafka_marshal.testing.fail_points import POINTS, Doom, Moment, dying
+from kafka_marshal.testing.fail_points import POINTS, Doom, FailPoint, dying
 from tests.campaigns.chaos.campaign import ChaosResult, Options, run_campaign
 from tests.campaigns.chaos.check import Findings
 
-__all__ = ["POINTS", "ChaosResult", "Doom", "Findings", "Moment", "Options", "dying", "run_campaign"]
+__all__ = ["POINTS", "ChaosResult", "Doom", "Findings", "FailPoint", "Options", "dying", "run_campaign"]

@@ -31,7 +31,7 @@ from kafka_marshal.adapters.kafka.groups import CommittedOffsets, GroupCalls
 from kafka_marshal.adapters.kafka.questions import RETRY_S, AddressCheck, Questions, SharedAdmin, looks_with
 from kafka_marshal.adapters.kafka.readers import KafkaDataReader, KafkaTail
 from kafka_marshal.adapters.kafka.settings import Role
-from kafka_marshal.adapters.kafka.writers import Batches, KafkaAppender, KafkaProducer, KafkaTransactionalProducer
+from kafka_marshal.adapters.kafka.writers import BatchSize, KafkaAppender, KafkaProducer, KafkaTransactionalProducer
 from kafka_marshal.errors import ConfigurationError, CoordinationTopicError, TopicMissingError, grant
 from kafka_marshal.ports import DELIVERY_TIMEOUT_MS, TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.runtime import THREADS, Runtime
@@ -87,7 +87,7 @@ class KafkaCluster(GroupCalls):
         except (KafkaException, ValueError, TypeError) as error:
             raise configuration_error(error) from error
         self._questions = Questions(self._admin, bootstrap_servers, self._troubles)
-        self._batches = Batches()
+        self._batches = BatchSize()
         self._committed = CommittedOffsets(
             bootstrap_servers, lambda: (self._properties(Role.DATA), self._new_troubles(None, self._logger))
         )

@@ -32,7 +32,7 @@ WAIT_S = 0.5
 _ERROR = KafkaMessage.error
 
 
-class StoredMessage(Message, Protocol):
+class LogMessage(Message, Protocol):
     """A message as it lies in the log."""
 
     def timestamp(self) -> tuple[int, int]: ...
@@ -48,7 +48,7 @@ def read_range(
     last: int,
     *,
     timeout_s: float = 60.0,
-) -> Iterator[Sequence[StoredMessage]]:
+) -> Iterator[Sequence[LogMessage]]:
     """Messages with offsets first … last (inclusive), in order, in lists of up to 10,000.
 
     Fewer than there are offsets where Kafka has none (compaction, transactions). ``config``: as for a Marshal;
@@ -121,7 +121,7 @@ class _Span:
             threading.Thread(target=old.close, daemon=True).start()  # it may be stuck as a whole
         self.assign()
 
-    def steps(self, timeout_s: float) -> Iterator[Sequence[StoredMessage]]:
+    def steps(self, timeout_s: float) -> Iterator[Sequence[LogMessage]]:
         deadline = time.monotonic() + timeout_s
         listened_at = time.monotonic()
         while self.next <= self.last:
@@ -130,7 +130,7 @@ class _Span:
             if messages:
                 wanted = self._wanted(messages)
                 if wanted:
-                    yield cast("Sequence[StoredMessage]", wanted)
+                    yield cast("Sequence[LogMessage]", wanted)
                 # The caller that took the messages may have been slow.
                 deadline = time.monotonic() + timeout_s
                 listened_at = time.monotonic()

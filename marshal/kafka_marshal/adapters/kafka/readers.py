@@ -42,7 +42,7 @@ from kafka_marshal.ports import DataFault, FaultKind, LogEntry, Message, TailBat
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PollPace:
     """How often a wait checks for commands, for a close() from another thread, and for errors passed to callbacks."""
 
     slice_s: float
@@ -60,7 +60,7 @@ LONGEST_WAIT_S = 0.2
 
 #: 200 checks a second cost two thirds of a percent of a core, 40 a fifth of that; a command then waits for up to 25 ms,
 #: and in a member all of whose partitions have been silent for long, for up to 200 ms.
-STEERED = Pace(0.005, ((1.0, 0.025), (5.0, 0.1), (15.0, LONGEST_WAIT_S)))
+STEERED = PollPace(0.005, ((1.0, 0.025), (5.0, 0.1), (15.0, LONGEST_WAIT_S)))
 
 #: How long one look-up of a topic may hold up the readers if no broker answers.
 WARM_UP_TIMEOUT_S = 0.25
@@ -87,7 +87,7 @@ class Reading:
         name: str,
         settings: dict[str, object],
         troubles: Troubles,
-        pace: Pace = STEERED,
+        pace: PollPace = STEERED,
     ) -> None:
         """Open the consumer (nothing is sent yet). name says in errors what this reads."""
         self.name = name
@@ -241,7 +241,7 @@ BATCH = 500
 
 
 #: Commands for a tail are rare: a close(), a fault, or further partitions may have to wait this long. Records do not.
-PACE = Pace(LONGEST_WAIT_S)
+PACE = PollPace(LONGEST_WAIT_S)
 
 
 #: Where the logs end is noted this often (s).
@@ -429,7 +429,7 @@ LOOK_INTERVAL_S = 0.5
 _CHANGED_ID = re.compile(r"Topic (?P<topic>\S+) changed id from \S+ to (?P<id>\S+)$")
 
 
-class TopicIds(DebugLines):
+class FetchIds(DebugLines):
     """The ids by which one client fetches. Called by the thread that reads.
 
     librdkafka fetches by topic id. If a topic was deleted and recreated it learns the new id and reads on at the old
@@ -476,7 +476,7 @@ class KafkaDataReader:
         """
         self._list_topics = list_topics
         settings = {**settings, "logger": troubles, "group.id": group_id, "error_cb": troubles}
-        self._topic_ids = TopicIds(settings)
+        self._topic_ids = FetchIds(settings)
         troubles.takes_line = self._topic_ids.take
         self._bootstrap = str(settings["bootstrap.servers"])
         self._reading = Reading("data reader", settings, troubles)

@@ -368,7 +368,7 @@ CONNECT_S = 1.0
 REASON_S = 0.5
 
 
-class Batches:
+class BatchSize:
     """How large batches of a cluster's transactional producers are.
 
     The broker refuses a batch as a whole: for a topic whose max.message.bytes is below its default, small records
@@ -398,7 +398,7 @@ class KafkaTransactionalProducer(KafkaProducer):
         *,
         transaction_timeout_ms: int,
         group_metadata: Callable[[str], Any],
-        batches: Batches,
+        batches: BatchSize,
         producer: Callable[[dict[str, object]], Producer] = Producer,
     ) -> None:
         """group_metadata: of a consumer of a group that never joined."""

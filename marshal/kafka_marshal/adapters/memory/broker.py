@@ -171,7 +171,7 @@ class MemoryMessage:
 
 
 @dataclass(slots=True)
-class Partition:
+class PartitionLog:
     """One log."""
 
     #: The log's first offset (what is below was deleted).
@@ -215,7 +215,7 @@ class Topic:
     info: TopicInfo
     replication_factor: int
     settings: dict[str, str]
-    partitions: list[Partition]
+    partitions: list[PartitionLog]
 
     @property
     def stamps_by_log(self) -> bool:
@@ -241,7 +241,7 @@ class MemoryBroker:
         self.existing: dict[str, Topic] = {}
         #: Of Kafka's own consumer groups, which have no members here.
         self.committed: dict[str, dict[TopicPartition, tuple[int, str]]] = {}
-        self.transactions: Transactions = Transactions(self)
+        self.transactions: TransactionalIds = TransactionalIds(self)
         self._made = 0
 
     # Topics.
@@ -258,7 +258,7 @@ class MemoryBroker:
                 )
             self._made += 1
             info = TopicInfo(name, partitions, f"memory-{self._made}", name.startswith("__consumer_"))
-            logs = [Partition() for _ in range(partitions)]
+            logs = [PartitionLog() for _ in range(partitions)]
             self.existing[name] = Topic(info, replication_factor, {**TOPIC_DEFAULTS, **(settings or {})}, logs)
             self.changed.notify_all()
 
@@ -284,7 +284,7 @@ class MemoryBroker:
             topic = self.existing[name]
             if partitions < len(topic.partitions):
                 raise ValueError(f"{name!r} has {len(topic.partitions)} partitions, they never shrink to {partitions}")
-            topic.partitions += [Partition() for _ in range(partitions - len(topic.partitions))]
+            topic.partitions += [PartitionLog() for _ in range(partitions - len(topic.partitions))]
             topic.info = TopicInfo(name, partitions, topic.info.topic_id, topic.info.internal)
 
     def alter_topic(self, name: str, settings: Mapping[str, str | None]) -> None:
@@ -347,7 +347,7 @@ class MemoryBroker:
 
     # For the clients' side.
 
-    def log(self, topic: str, partition: int) -> Partition | None:
+    def log(self, topic: str, partition: int) -> PartitionLog | None:
         """A partition's log, None if there is none; the lock is held."""
         made = self.existing.get(topic)
         return made.partitions[partition] if made is not None and 0 <= partition < len(made.partitions) else None
@@ -411,7 +411,7 @@ class _Transaction:
     offsets: dict[_Where, tuple[int, int, str]] = field(default_factory=dict)
 
 
-class Transactions:
+class TransactionalIds:
     """All transactional ids of a broker. The broker's lock is held by callers.
 
     As Kafka does it, as far as the rules of transactions lean on it: init() fences and aborts; readers (all are

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from kafka_marshal.adapters import transactions
-from kafka_marshal.adapters.memory.broker import MemoryBroker, Partition
+from kafka_marshal.adapters.memory.broker import MemoryBroker, PartitionLog
 from kafka_marshal.adapters.memory.readers import MemoryDataReader, MemoryTail
 from kafka_marshal.adapters.memory.writers import MemoryAppender, MemoryProducer, MemoryTransactionalProducer
 from kafka_marshal.errors import ClosedError, KafkaUnavailableError, MarshalError, TopicMissingError
@@ -193,7 +193,7 @@ def unanswered(doing: str) -> KafkaUnavailableError:
     )
 
 
-def _logs(broker: MemoryBroker, partitions: Iterable[TopicPartition]) -> Iterator[tuple[TopicPartition, Partition]]:
+def _logs(broker: MemoryBroker, partitions: Iterable[TopicPartition]) -> Iterator[tuple[TopicPartition, PartitionLog]]:
     for key in sorted(set(partitions)):
         log = broker.log(*key)
         if log is not None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from typing import TypeVar, cast
 
-from kafka_marshal.adapters.memory.broker import LOG_APPEND_TIME, MemoryBroker, MemoryMessage, Partition
+from kafka_marshal.adapters.memory.broker import LOG_APPEND_TIME, MemoryBroker, MemoryMessage, PartitionLog
 from kafka_marshal.errors import ClosedError
 from kafka_marshal.ports import (
     DataFault,
@@ -38,7 +38,7 @@ def entry_of(message: MemoryMessage) -> LogEntry:
     return message.offset(), timestamp_ms if kind == LOG_APPEND_TIME else -1, message.value()
 
 
-def outside(log: Partition, position: int) -> str | None:
+def outside(log: PartitionLog, position: int) -> str | None:
     """Why nothing can be read from this position; None: it is in the log."""
     if log.start <= position <= log.end:
         return None
@@ -67,7 +67,9 @@ class _Reader:
             self._closed = True
             self._broker.changed.notify_all()
 
-    def _visible(self, topic: str, partition: int, log: Partition, position: int, end: int) -> Iterator[MemoryMessage]:
+    def _visible(
+        self, topic: str, partition: int, log: PartitionLog, position: int, end: int
+    ) -> Iterator[MemoryMessage]:
         """The messages from position on, below end, that have reached this client; the lock is held."""
         now = self._broker.clock()
         for index in range(log.index(position), log.index(end)):
@@ -150,7 +152,7 @@ class MemoryTail(_Reader):
             room -= self._look_at(partition, log, room, batch)
         return batch if batch.records or batch.ends or batch.faults else None
 
-    def _look_at(self, partition: int, log: Partition, room: int, batch: TailBatch) -> int:
+    def _look_at(self, partition: int, log: PartitionLog, room: int, batch: TailBatch) -> int:
         position = self._positions[partition]
         if (text := outside(log, position)) is not None:
             self._resting.add(partition)

@@ -27,9 +27,9 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.files import FolderBeside, refuse_url
 from kafka_marshal.pipeline.audit.files import TABLES, TAKEOVERS, Row, TableFiles, table_at
 from kafka_marshal.pipeline.audit.findings import (
+    AuditViolation,
     Findings,
     PartitionFindings,
-    Violation,
     changes,
     cuts,
     notices_of_offsets,
@@ -37,18 +37,18 @@ from kafka_marshal.pipeline.audit.findings import (
     vouching,
 )
 from kafka_marshal.pipeline.audit.hole_observer import OpenRun, hole_row, with_history
-from kafka_marshal.pipeline.audit.invariants import Kind, WatchedShare
+from kafka_marshal.pipeline.audit.invariants import Breach, WatchedShare
 from kafka_marshal.pipeline.audit.observer import ownership_row, share_row
-from kafka_marshal.pipeline.audit.plan import Claims, CutLog, SourceLog, claims_of, cut, extract
-from kafka_marshal.pipeline.audit.sources import Opened, Source
+from kafka_marshal.pipeline.audit.plan import CutLog, Evidence, SourceLog, claims_of, cut, extract
+from kafka_marshal.pipeline.audit.sources import AuditSource, OpenedLog
 from kafka_marshal.pipeline.audit.task import (
-    Checkpoint,
     InProcess,
     OnSpark,
-    Runner,
+    ReplayTask,
     Segment,
-    Task,
+    SnapshotDigest,
     TaskResult,
+    TaskRunner,
     run_task,
 )
 from kafka_marshal.pipeline.audit.watched_group import PieceSpan, Place, assignment_row, joined, parts_of
@@ -85,7 +85,7 @@ class _Chain:
 
     segments: list[Segment]
     #: Tasks by the position of their segment.
-    tasks: dict[int, Task] = field(default_factory=dict)
+    tasks: dict[int, ReplayTask] = field(default_factory=dict)
     results: dict[int, TaskResult] = field(default_factory=dict)
 
     def so_far(self) -> list[TaskResult]:
@@ -113,7 +113,7 @@ class Audit:
 
     def __init__(
         self,
-        source: Source,
+        source: AuditSource,
         *,
         spark: SparkSession | None = None,
         out: Path | None = None,
@@ -124,7 +124,7 @@ class Audit:
     ) -> None:
         self._source = source
         self._spark = spark
-        self._runner: Runner = InProcess() if spark is None else OnSpark(spark)
+        self._runner: TaskRunner = InProcess() if spark is None else OnSpark(spark)
         self._tables = tables
         self._records_per_task = records_per_task
         self._world_type = world_type or DEFAULT_WORLD
@@ -137,7 +137,7 @@ class Audit:
         self._beside = None if out is None else FolderBeside.of(out)
         #: Where tables are written; never over an earlier audit's.
         self._out = self._work / "tables" if self._beside is None else self._beside.path
-        self._opened: Opened | None = None
+        self._opened: OpenedLog | None = None
         self._findings: Findings | None = None
 
     def __enter__(self) -> Self:
@@ -154,7 +154,7 @@ class Audit:
         if self._beside is not None:
             self._beside.drop()
 
-    def open(self) -> Opened:
+    def open(self) -> OpenedLog:
         """Convert the log into pieces, once. Raises what its source raises."""
         if self._opened is None:
             begun = time.perf_counter()
@@ -204,13 +204,13 @@ class Audit:
 
     # -- cutting ------------------------------------------------------------------------------------------------------
 
-    def _cut(self, opened: Opened) -> tuple[dict[int, Claims], CutLog, dict[tuple[int, Checkpoint], str]]:
+    def _cut(self, opened: OpenedLog) -> tuple[dict[int, Evidence], CutLog, dict[tuple[int, SnapshotDigest], str]]:
         """Segments, and files with their initial states."""
         records = opened.snapshots
         claims = {} if records is None else claims_of(records, opened.log.partitions)
         log = self._with_starts(opened.log, claims)
-        states: dict[tuple[int, Checkpoint], str] = {}
-        unusable: frozenset[tuple[int, Checkpoint]] = frozenset()
+        states: dict[tuple[int, SnapshotDigest], str] = {}
+        unusable: frozenset[tuple[int, SnapshotDigest]] = frozenset()
         while True:
             plan = cut(log, claims, self._runner.parallelism, unusable, self._records_per_task)
             wanted = {
@@ -224,7 +224,7 @@ class Audit:
                 return claims, plan, states
             unusable |= missing  # each time fewer snapshots are left
 
-    def _with_starts(self, log: SourceLog, claims: dict[int, Claims]) -> SourceLog:
+    def _with_starts(self, log: SourceLog, claims: dict[int, Evidence]) -> SourceLog:
         """A log that begins above offset 0 has a gap there if a replay from nothing agrees with a snapshot."""
         starts = dict(log.starts)
         for cp, claimed in claims.items():
@@ -243,9 +243,11 @@ class Audit:
 
     # -- replaying ----------------------------------------------------------------------------------------------------
 
-    def _replay(self, opened: Opened, plan: CutLog, states: dict[tuple[int, Checkpoint], str]) -> dict[int, _Chain]:
+    def _replay(
+        self, opened: OpenedLog, plan: CutLog, states: dict[tuple[int, SnapshotDigest], str]
+    ) -> dict[int, _Chain]:
         chains = {cp: _Chain(segments) for cp, segments in plan.segments.items()}
-        tasks: list[Task] = []
+        tasks: list[ReplayTask] = []
         for chain in chains.values():
             for place, segment in enumerate(chain.segments):
                 start = None if segment.start is None else states[segment.partition, segment.start]
@@ -259,11 +261,11 @@ class Audit:
             tasks = [replace(task, number=number + place) for place, task in enumerate(corrected)]
         return chains
 
-    def _task(self, log: SourceLog, segment: Segment, number: int, place: int, start: str | None) -> Task:
+    def _task(self, log: SourceLog, segment: Segment, number: int, place: int, start: str | None) -> ReplayTask:
         out = str(self._out) if self._tables else None
-        return Task(number, place, segment, log.partitions, start, out, str(self._work), self._world_type)
+        return ReplayTask(number, place, segment, log.partitions, start, out, str(self._work), self._world_type)
 
-    def _run(self, chains: dict[int, _Chain], tasks: Sequence[Task]) -> None:
+    def _run(self, chains: dict[int, _Chain], tasks: Sequence[ReplayTask]) -> None:
         """Run tasks, the longest first; results replace earlier ones, whose files are removed."""
         ordered = sorted(tasks, key=lambda task: -task.records)
         folder = self._work / f"run-{min(task.number for task in tasks)}"
@@ -276,7 +278,7 @@ class Audit:
             chain.tasks[task.place] = task
             chain.results[task.place] = result
 
-    def _correction(self, chain: _Chain) -> Task | None:
+    def _correction(self, chain: _Chain) -> ReplayTask | None:
         """The first segment that started from a wrong snapshot, as a task that starts from its predecessor's end.
 
         By induction: the first segment starts from a proven place. If such a segment ends in another digest than the
@@ -295,7 +297,9 @@ class Audit:
 
     # -- what follows -------------------------------------------------------------------------------------------------
 
-    def _conclude(self, opened: Opened, claims: dict[int, Claims], plan: CutLog, chains: dict[int, _Chain]) -> Findings:
+    def _conclude(
+        self, opened: OpenedLog, claims: dict[int, Evidence], plan: CutLog, chains: dict[int, _Chain]
+    ) -> Findings:
         results = [result for chain in chains.values() for result in chain.so_far()]
         by_cp = {cp: chain.so_far() for cp, chain in chains.items()}
         lies = [*_lies(claims, chains), *changes(claims, results)]
@@ -329,7 +333,9 @@ class Audit:
             findings.add_examples(EXAMPLES)
         return findings
 
-    def _write_rest(self, chains: dict[int, _Chain], results: Sequence[TaskResult], lies: Sequence[Violation]) -> None:
+    def _write_rest(
+        self, chains: dict[int, _Chain], results: Sequence[TaskResult], lies: Sequence[AuditViolation]
+    ) -> None:
         """Write rows that no task could, and a file in each table, so that each exists with its columns."""
         unowned = {}
         whole: dict[str, list[Row]] = {name: [] for name in TABLES}
@@ -359,7 +365,7 @@ class Audit:
                     path.unlink()
 
 
-def _lies(claims: dict[int, Claims], chains: dict[int, _Chain]) -> list[Violation]:
+def _lies(claims: dict[int, Evidence], chains: dict[int, _Chain]) -> list[AuditViolation]:
     """Wrong snapshots, by CP and place."""
     found = []
     for cp, claimed in claims.items():
@@ -374,13 +380,13 @@ def _lies(claims: dict[int, Claims], chains: dict[int, _Chain]) -> list[Violatio
     return sorted(found, key=lambda lie: (lie.partition, lie.offset, lie.detail))
 
 
-def _lie(partition: int, checkpoint: Checkpoint, time_ms: int | None, why: str) -> Violation:
+def _lie(partition: int, checkpoint: SnapshotDigest, time_ms: int | None, why: str) -> AuditViolation:
     where = f"the snapshot at next offset {checkpoint.next_offset}, stored at offset {checkpoint.place}"
     detail = f"{where} of partition {partition} of the log of snapshots: {why}"
-    return Violation(str(Kind.SNAPSHOT_DIFFERS), partition, checkpoint.next_offset, time_ms, detail)
+    return AuditViolation(str(Breach.SNAPSHOT_DIFFERS), partition, checkpoint.next_offset, time_ms, detail)
 
 
-def _partition_findings(cp: int, chain: _Chain | None, claims: Claims | None) -> PartitionFindings:
+def _partition_findings(cp: int, chain: _Chain | None, claims: Evidence | None) -> PartitionFindings:
     if chain is None:
         return PartitionFindings.empty(cp)
     results = chain.so_far()
@@ -400,7 +406,7 @@ def _partition_findings(cp: int, chain: _Chain | None, claims: Claims | None) ->
     )
 
 
-def _notices(claims: dict[int, Claims]) -> list[str]:
+def _notices(claims: dict[int, Evidence]) -> list[str]:
     """Oddities of the snapshots topic that are no violations."""
     found = []
     for cp, claimed in sorted(claims.items()):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow.compute as pc
 
 from kafka_marshal.pipeline.audit.files import TAKEOVERS, Row, table_at
-from kafka_marshal.pipeline.audit.invariants import Kind
-from kafka_marshal.pipeline.audit.plan import Claims, SourceLog
+from kafka_marshal.pipeline.audit.invariants import Breach
+from kafka_marshal.pipeline.audit.plan import Evidence, SourceLog
 from kafka_marshal.pipeline.audit.task import TaskResult
 from rationalizer import World
 from rationalizer.intervals import union
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
+class AuditViolation:
     """One violation (invariants.py). `time_ms`: log time, None if it has none."""
 
     kind: str
@@ -96,7 +96,7 @@ class Findings:
     tables: dict[str, Path]
     out: Path | None
     #: The first violations, in the order of the log.
-    examples: list[Violation] = field(default_factory=list)
+    examples: list[AuditViolation] = field(default_factory=list)
     #: Peak memory of the process of any task, in bytes.
     peak_memory: int = 0
     #: Duration of each stage, in seconds.
@@ -145,7 +145,7 @@ class Findings:
         """Load the first violations from their table."""
         found = self.table("violations").to_table()
         rows = found.sort_by([("partition", "ascending"), ("offset", "ascending")]).slice(0, most).to_pylist()
-        self.examples = [Violation.of(row) for row in rows]
+        self.examples = [AuditViolation.of(row) for row in rows]
 
     def table(self, name: str) -> Any:
         """A table as a pyarrow dataset: `.to_table(filter=…)`, `.to_batches()`, `.count_rows()`."""
@@ -200,7 +200,7 @@ class Findings:
 _NAMED = 5
 
 
-def changes(claims: Mapping[int, Claims], results: Sequence[TaskResult]) -> list[Violation]:
+def changes(claims: Mapping[int, Evidence], results: Sequence[TaskResult]) -> list[AuditViolation]:
     """Ranges of the log that differ from what a member read or a dump contained."""
     found = []
     for result in results:
@@ -213,11 +213,11 @@ def changes(claims: Mapping[int, Claims], results: Sequence[TaskResult]) -> list
                 f"is {stored.digest}, that of the records is {ours}: records were removed, added, altered or moved in "
                 f"time after {what}"
             )
-            found.append(Violation(str(Kind.LOG_CHANGED), stored.partition, stored.since, None, detail))
+            found.append(AuditViolation(str(Breach.LOG_CHANGED), stored.partition, stored.since, None, detail))
     return sorted(found, key=lambda each: (each.partition, each.offset, each.detail))
 
 
-def vouched(claims: Claims | None, results: Sequence[TaskResult]) -> int:
+def vouched(claims: Evidence | None, results: Sequence[TaskResult]) -> int:
     """Number of offsets covered by members' hashes that match the log."""
     stored = () if claims is None else claims.hashes
     held = [each for result in results for each in result.hashes_held if each in stored]
@@ -232,7 +232,7 @@ class Vouching:
     notices: list[str] = field(default_factory=list)
 
 
-def vouching(log: SourceLog, claims: Mapping[int, Claims], results: Mapping[int, Sequence[TaskResult]]) -> Vouching:
+def vouching(log: SourceLog, claims: Mapping[int, Evidence], results: Mapping[int, Sequence[TaskResult]]) -> Vouching:
     """Where a change of the log, or of the dump, would not be noticed: by CP, against the hashes that should be there.
 
     A dump should carry its own up to its last record (D5). Members store one every 10,000 offsets (S4), in the topic of

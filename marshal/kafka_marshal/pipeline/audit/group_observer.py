@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from kafka_marshal.pipeline.audit.hole_observer import HoleObserver, Sender, progress_of
-from kafka_marshal.pipeline.audit.invariants import NO_OWNER, Kind, Notes, Watched
+from kafka_marshal.pipeline.audit.hole_observer import HoleObserver, SettlingSender, progress_of
+from kafka_marshal.pipeline.audit.invariants import NO_OWNER, Breach, Notes, WatchedLease
 from kafka_marshal.pipeline.audit.watched_group import (
     ANSWER,
     BEGIN,
@@ -20,7 +20,7 @@ from kafka_marshal.pipeline.audit.watched_group import (
     SETTLE,
     Done,
     EndedPiece,
-    Event,
+    GroupChange,
     PieceSpan,
     PieceSpans,
     WatchedCheckpoints,
@@ -70,18 +70,18 @@ class GroupObserver:
         if not outcome.accepted:
             self._holes.compare_group(group, message)
             if watched is not None and (group is None or group.generation != watched.generation):
-                self._about_group(Kind.GENERATION, group_id, "a record that was rejected began a generation")
+                self._about_group(Breach.GENERATION, group_id, "a record that was rejected began a generation")
                 self._resume(group_id, group)
             return
         if is_claimed:
-            self._about_group(Kind.TWO_KINDS, group_id, f"{outcome.type} was accepted, and the group has leases")
+            self._about_group(Breach.TWO_KINDS, group_id, f"{outcome.type} was accepted, and the group has leases")
         if watched is None:
             watched = self._groups[group_id] = WatchedGroup(group_id, at[0])
         early = _left_before(watched, group, message, outcome, at[1])
         event = watched.take(kind, message, *at, outcome.member)
         event.gone.update(early)
         if group is None or event.stale:
-            self._about_group(Kind.STALE_GENERATION, group_id, event.stale or "the state does not know the group")
+            self._about_group(Breach.STALE_GENERATION, group_id, event.stale or "the state does not know the group")
             self._resume(group_id, group)
             return
         entries = outcome.entries or ()
@@ -113,7 +113,7 @@ class GroupObserver:
             return
         alive = [each.client for each in watched.members.values() if not each.is_overdue(at[1])]
         if alive:
-            self._about_group(Kind.MEMBERS, group_id, f"the group was forgotten while {', '.join(alive)} lived")
+            self._about_group(Breach.MEMBERS, group_id, f"the group was forgotten while {', '.join(alive)} lived")
         self._end(self.spans.forget(group_id, at))
 
     def finish(self) -> None:
@@ -121,9 +121,9 @@ class GroupObserver:
         for group_id, watched in self._groups.items():
             group = self._world.group(group_id)
             if group is None:
-                self._about_group(Kind.MEMBERS, group_id, "the state does not know the group any more")
+                self._about_group(Breach.MEMBERS, group_id, "the state does not know the group any more")
                 continue
-            self._compare_all(watched, group, Event(""))
+            self._compare_all(watched, group, GroupChange(""))
             for topic, partition in list(watched.done):
                 self._compare_done(watched, group, topic, partition, None)
             for place in group.partitions():
@@ -131,7 +131,7 @@ class GroupObserver:
 
     # -- record by record ------------------------------------------------------------------------------
 
-    def _take_entries(self, watched: WatchedGroup, event: Event, message: Any, entries: Sequence[str]) -> None:
+    def _take_entries(self, watched: WatchedGroup, event: GroupChange, message: Any, entries: Sequence[str]) -> None:
         """G14: each entry that was accepted must be its sender's to write."""
         instance, client, group_id = message.instance_id, message.client_id, message.group_id
         for entry, code in zip(message.entries, entries, strict=True):
@@ -144,7 +144,7 @@ class GroupObserver:
                 allowed = watched.owns(event.slot, topic, partition, lo, hi, event.generation)
             if not allowed:
                 self._notes.report(
-                    Kind.STALE_GENERATION,
+                    Breach.STALE_GENERATION,
                     (group_id, topic, partition),
                     f"a commit of {client}/{instance}, generation {event.generation}, took effect for keys that it did "
                     "not own in that generation",
@@ -153,12 +153,12 @@ class GroupObserver:
             if is_release(entry, code):
                 event.released.setdefault((topic, partition), []).append((lo, hi))
 
-    def _rebalanced(self, watched: WatchedGroup, group: Group, event: Event, message: Any) -> None:
+    def _rebalanced(self, watched: WatchedGroup, group: Group, event: GroupChange, message: Any) -> None:
         """G16."""
         offset, log_time = self._notes.at
         if group.generation != offset or group.generation <= watched.generation:
             self._about_group(
-                Kind.GENERATION,
+                Breach.GENERATION,
                 group.group_id,
                 f"after generation {watched.generation} came {group.generation}, by the record at {offset}",
             )
@@ -168,17 +168,17 @@ class GroupObserver:
         began = group.group_id, group.generation, log_time, event.reason, message.client_id, event.died
         self._notes.rows["generations"].append((*began, len(group.members), moved, revoked))
 
-    def _kept_generation(self, watched: WatchedGroup, group: Group, event: Event) -> None:
+    def _kept_generation(self, watched: WatchedGroup, group: Group, event: GroupChange) -> None:
         if event.gone:
             names = ", ".join(word for word, _ in event.gone.values())
-            self._about_group(Kind.GENERATION, group.group_id, f"members are gone ({names}), and no generation began")
+            self._about_group(Breach.GENERATION, group.group_id, f"members are gone ({names}), and no generation began")
         if event.gone or len(group.members) != len(watched.members):
             self._compare_members(watched, group)
 
     def _compare_members(self, watched: WatchedGroup, group: Group) -> None:
         why = watched.differing(group)
         if why:
-            self._about_group(Kind.MEMBERS, group.group_id, why)
+            self._about_group(Breach.MEMBERS, group.group_id, why)
             watched.adopt_members(group)
 
     def _resume(self, group_id: str, group: Group | None) -> None:
@@ -200,7 +200,7 @@ class GroupObserver:
 
     # -- owners ----------------------------------------------------------------------------------------
 
-    def _compare_all(self, watched: WatchedGroup, group: Group, event: Event) -> tuple[int, int]:
+    def _compare_all(self, watched: WatchedGroup, group: Group, event: GroupChange) -> tuple[int, int]:
         """Compare all pieces with those before: how many changed owner, and how many this record revoked."""
         moved = revoked = 0
         for topic, partition in sorted({*watched.pieces, *group.partitions()}):
@@ -209,7 +209,7 @@ class GroupObserver:
         return moved, revoked
 
     def _compare(
-        self, watched: WatchedGroup, group: Group, event: Event, topic: str, partition: int
+        self, watched: WatchedGroup, group: Group, event: GroupChange, topic: str, partition: int
     ) -> tuple[int, int]:
         """Compare the pieces of a partition with those before; as `_compare_all`."""
         at = (topic, partition)
@@ -229,7 +229,11 @@ class GroupObserver:
                 return "handed over", self._notes.at[1]
             if event.reset:
                 return "put back", self._notes.at[1]
-            found.add(Kind.TWO_OWNERS_OF_A_KEY, span, "keys were taken from a living owner that had not released them")
+            found.add(
+                Breach.TWO_OWNERS_OF_A_KEY,
+                span,
+                "keys were taken from a living owner that had not released them",
+            )
             return "taken", self._notes.at[1]
 
         ended, begun = self.spans.change(place, disjoint, self._notes.at, _names(self._world, group.group_id), how)
@@ -237,7 +241,7 @@ class GroupObserver:
             least = max(watched.made - 1, -1 if old is None else old.token)
             if not least < new.token <= group.generation:
                 found.add(
-                    Kind.FENCE,
+                    Breach.FENCE,
                     old or new,
                     f"{new.client}/{new.instance} owns keys under the token {new.token}, not above {least}",
                 )
@@ -261,10 +265,12 @@ class GroupObserver:
             )
             if piece.owner not in group.members or piece.target not in {NOBODY, *group.members}:
                 found.add(
-                    Kind.NO_MEMBER, span, f"slot {piece.owner}, to be {piece.target}'s, and one of them is no member"
+                    Breach.NO_MEMBER,
+                    span,
+                    f"slot {piece.owner}, to be {piece.target}'s, and one of them is no member",
                 )
             if disjoint and piece.lo <= disjoint[-1].hi:
-                found.add(Kind.TWO_OWNERS_OF_A_KEY, span, f"pieces overlap: {disjoint[-1]} and {piece}")
+                found.add(Breach.TWO_OWNERS_OF_A_KEY, span, f"pieces overlap: {disjoint[-1]} and {piece}")
                 continue
             disjoint.append(piece)
         return disjoint
@@ -279,13 +285,13 @@ class GroupObserver:
     # -- checkpoints (section 7) -----------------------------------------------------------------------
 
     def _follow_checkpoints(
-        self, watched: WatchedGroup, group: Group, event: Event, message: Any, outcome: Outcome
+        self, watched: WatchedGroup, group: Group, event: GroupChange, message: Any, outcome: Outcome
     ) -> None:
         """Before owners and members are compared: what the record did to checkpoints, and with them to progress."""
         own, state, kind = watched.checkpoints, group.checkpoints, message.type
         if own is None or state is None:
             if state is not None and kind != BEGIN:
-                self._about_group(Kind.CHECKPOINT, group.group_id, f"a {outcome.type} began its first checkpoint")
+                self._about_group(Breach.CHECKPOINT, group.group_id, f"a {outcome.type} began its first checkpoint")
             watched.checkpoints = None if state is None else WatchedCheckpoints.of(group)
             return
         if kind == ANSWER and outcome.code == codes.OK and message.barrier == own.barrier and event.slot is not None:
@@ -312,13 +318,13 @@ class GroupObserver:
             event.reset = True
             self._went_back(watched, own, group, message)
 
-    def _completed(self, watched: WatchedGroup, group: Group, event: Event, message: Any) -> set[int]:
+    def _completed(self, watched: WatchedGroup, group: Group, event: GroupChange, message: Any) -> set[int]:
         """The open barrier is complete by this record; returns the slots that leave with it (X6)."""
         own = watched.checkpoints
         assert own is not None
         owners = [piece.owner for pieces in watched.pieces.values() for piece in pieces]
         if why := own.why_not_complete(owners):
-            self._about_group(Kind.CHECKPOINT, group.group_id, f"checkpoint {own.barrier} is complete, and {why}")
+            self._about_group(Breach.CHECKPOINT, group.group_id, f"checkpoint {own.barrier} is complete, and {why}")
         event.completed = replace(own, answers=dict(own.answers))
         event.gone.update(watched.leave_at_checkpoint(self._notes.at[1]))
         leavers = {slot for slot in own.leavers() if event.gone.get(slot) == ("left", self._notes.at[1])}
@@ -371,14 +377,14 @@ class GroupObserver:
         """X8: what is done is what the checkpoint had."""
         target = message.checkpoint or own.newest
         if target not in own.deltas:
-            self._about_group(Kind.CHECKPOINT, group.group_id, f"it went back to {target}, which it does not keep")
+            self._about_group(Breach.CHECKPOINT, group.group_id, f"it went back to {target}, which it does not keep")
             watched.checkpoints = WatchedCheckpoints.of(group)
             return
         for key, done in sorted(own.go_back(target).items()):
             found = Done.in_state(group, key)
             if found != done:
                 why = f"after going back to checkpoint {target} the state has {found}, and the checkpoint had {done}"
-                self._notes.report(Kind.CHECKPOINT, (group.group_id, *key), why)
+                self._notes.report(Breach.CHECKPOINT, (group.group_id, *key), why)
             watched.adopt_progress(group, *key)
             if key in watched.done:
                 self._holes.write_position(watched.done[key], _by(message), "rolled back")
@@ -422,10 +428,10 @@ class GroupObserver:
             self._holes.write_done(done, _by(message), what, [run])
         watched.adopt_progress(group, *place)
 
-    def _reposition(self, done: Watched, client: str, through: int) -> None:
+    def _reposition(self, done: WatchedLease, client: str, through: int) -> None:
         if through < done.stable and self._notes.pauser(done.key[0]) != client:
             why = f"{client} set the position from {done.stable} back to {through} without having the group paused"
-            self._notes.report(Kind.PROGRESS_BACK, done.key, why)
+            self._notes.report(Breach.PROGRESS_BACK, done.key, why)
         done.reposition(through)
 
     def _compare_done(self, watched: WatchedGroup, group: Group, topic: str, partition: int, message: Any) -> None:
@@ -436,20 +442,20 @@ class GroupObserver:
         owner = _owner(watched, topic, partition, 0)
         if kept is None:
             why = f"the state knows no progress; stable was {done.stable}"
-            self._notes.report(Kind.PROGRESS_BACK, done.key, why, owner)
+            self._notes.report(Breach.PROGRESS_BACK, done.key, why, owner)
         else:
             progress = kept.progress
             if progress.stable < done.stable or _is_less(progress.done_through, keyed):
                 why = f"stable is {progress.stable}, and was {done.stable}; by key: {_text(progress.done_through)}"
-                self._notes.report(Kind.PROGRESS_BACK, done.key, f"{why}, and was {_text(keyed)}", owner)
+                self._notes.report(Breach.PROGRESS_BACK, done.key, f"{why}, and was {_text(keyed)}", owner)
             elif any(not all(map(progress.has_passed, ends)) for ends in done.ranges.pairs()):
                 why = "offsets that were done out of order are so no more"
-                self._notes.report(Kind.PROGRESS_BACK, done.key, why, owner)
+                self._notes.report(Breach.PROGRESS_BACK, done.key, why, owner)
             elif progress.stable > done.stable and message is not None:
                 self._holes.write_done(done, _by(message), "shared", done.through(progress.stable))
         watched.adopt_progress(group, topic, partition)
 
-    def _about_group(self, kind: Kind, group_id: str, detail: str) -> None:
+    def _about_group(self, kind: Breach, group_id: str, detail: str) -> None:
         self._notes.report(kind, (group_id, None, None), detail)
 
 
@@ -469,15 +475,15 @@ def _by(message: Any, token: int | None = None) -> tuple[str, str, int | None]:
     return message.client_id, message.instance_id, token
 
 
-def _settler(watched: WatchedGroup, event: Event, message: Any, pauser: str | None) -> Sender:
+def _settler(watched: WatchedGroup, event: GroupChange, message: Any, pauser: str | None) -> SettlingSender:
     """Who settles (H4): a member has the keys of the pieces that it owned before, in a generation that it knew."""
     names = (message.client_id, message.instance_id)
     if event.slot is None:
         makes = pauser == message.client_id and not watched.members
-        return Sender(*names, makes=makes, is_operator=True)
+        return SettlingSender(*names, makes=makes, is_operator=True)
     pieces = watched.pieces.get((message.topic, message.partition), ())
     mine = [each for each in pieces if each.owner == event.slot and each.since <= event.generation]
-    return Sender(*names, keys=[(each.lo, each.hi) for each in mine], makes=True)
+    return SettlingSender(*names, keys=[(each.lo, each.hi) for each in mine], makes=True)
 
 
 def _owner(watched: WatchedGroup, topic: str, partition: int, key: int) -> tuple[Any, Any, Any]:
@@ -510,9 +516,9 @@ class _Faults:
     """The faults of one partition: each kind once, for any number of its keys."""
 
     def __init__(self) -> None:
-        self.all: dict[Kind, tuple[PieceSpan, str]] = {}
+        self.all: dict[Breach, tuple[PieceSpan, str]] = {}
 
-    def add(self, kind: Kind, span: PieceSpan, why: str) -> None:
+    def add(self, kind: Breach, span: PieceSpan, why: str) -> None:
         """Add a fault of these keys."""
         self.all.setdefault(kind, (span, why))
 

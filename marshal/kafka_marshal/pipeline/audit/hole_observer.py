@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from kafka_marshal.pipeline.audit.files import Row
-from kafka_marshal.pipeline.audit.invariants import KEPT_ROWS, Kind, Notes, Watched
+from kafka_marshal.pipeline.audit.invariants import KEPT_ROWS, Breach, Notes, WatchedLease
 from rationalizer import CommitOffsets, Group, SettleOffsets, codes
 from rationalizer.history import BEFORE, LeaseKey
 from rationalizer.holes import NO_KEY, NO_OWNER, Hole, Holes
@@ -56,7 +56,7 @@ class EndedRun(NamedTuple):
     ended: str
 
 
-class Sender(NamedTuple):
+class SettlingSender(NamedTuple):
     """Who settles messages, and what it may (H2, H3)."""
 
     client: str
@@ -159,7 +159,7 @@ class HoleObserver:
         self._touched += [(first, last) for first, last, *_ in message.open]
         self._touched += [(offset, offset) for offset, *_ in message.parked]
 
-    def settle(self, key: LeaseKey, by: Sender, message: Any, answers: Sequence[str], stable: int) -> None:
+    def settle(self, key: LeaseKey, by: SettlingSender, message: Any, answers: Sequence[str], stable: int) -> None:
         """Entries of an accepted record. stable: what was done before it."""
         seen = min(message.seen, self._notes.offset)
         taken = iter(answers)
@@ -172,7 +172,7 @@ class HoleObserver:
             if next(taken) in codes.ACCEPTED:
                 self._make(key, by, (first, last), (key_hash, attempts, reason), seen, stable)
 
-    def _close(self, key: LeaseKey, by: Sender, first: int, last: int, seen: int) -> None:
+    def _close(self, key: LeaseKey, by: SettlingSender, first: int, last: int, seen: int) -> None:
         for low, high, was in _parts(self._holes(key), first, last):
             if was is None:
                 continue
@@ -188,7 +188,7 @@ class HoleObserver:
     def _make(
         self,
         key: LeaseKey,
-        by: Sender,
+        by: SettlingSender,
         span: tuple[int, int],
         said: tuple[int | None, int, str | None],
         seen: int,
@@ -202,7 +202,7 @@ class HoleObserver:
                 if not by.may_open(key_hash) or low <= stable:
                     why = "are done" if low <= stable else "are not its own"
                     self._notes.report(
-                        Kind.OUT_OF_REACH, key, f"{by} opened the offsets {low} … {high}, which {why} (H3)"
+                        Breach.OUT_OF_REACH, key, f"{by} opened the offsets {low} … {high}, which {why} (H3)"
                     )
                 run = OpenRun(low, high, NO_OWNER, at[0], attempts, key_hash, reason, *at)
             else:
@@ -220,7 +220,7 @@ class HoleObserver:
             made.append(run)
         self._put(key, *span, made)
 
-    def take(self, key: LeaseKey, by: Sender, taken: tuple[int, int], for_good: bool, stable: int) -> None:
+    def take(self, key: LeaseKey, by: SettlingSender, taken: tuple[int, int], for_good: bool, stable: int) -> None:
         """A sharer was given a batch (B5). for_good: at most once."""
         at = self._notes.at
         self._touched.append(taken)
@@ -229,7 +229,7 @@ class HoleObserver:
             run = OpenRun(low, high, by.owner, at[0], 1, NO_KEY, None, *at)
             if was is None and low <= stable:
                 why = f"{by} took the offsets {low} … {high}, which are done (B5)"
-                self._notes.report(Kind.OUT_OF_REACH, key, why)
+                self._notes.report(Breach.OUT_OF_REACH, key, why)
             elif was is not None:
                 if not was.is_free:
                     self._out_of_reach(key, by, "took", was)
@@ -273,19 +273,19 @@ class HoleObserver:
             return list(runs)
         return [part[:2] for first, last in runs for part in _parts(holes, first, last) if part[2] is None]
 
-    def write_done(self, watched: Watched, by: Sequence[Any], what: str, runs: Iterable[Any]) -> None:
+    def write_done(self, watched: WatchedLease, by: Sequence[Any], what: str, runs: Iterable[Any]) -> None:
         """Rows of `progress`: by (client, instance, epoch) these runs are done; open messages are left out."""
         self._write(watched, by, what, self.not_open(watched.key, runs))
 
-    def write_position(self, watched: Watched, by: Sequence[Any], what: str) -> None:
+    def write_position(self, watched: WatchedLease, by: Sequence[Any], what: str) -> None:
         """A row of `progress`: the position was set."""
         self._write(watched, by, what, [(None, None)])
 
-    def _write(self, watched: Watched, by: Sequence[Any], what: str, runs: Iterable[tuple[Any, Any]]) -> None:
+    def _write(self, watched: WatchedLease, by: Sequence[Any], what: str, runs: Iterable[tuple[Any, Any]]) -> None:
         names = (*watched.key, *by, *self._notes.at, what)
         self._notes.rows["progress"] += [(*names, *run, watched.stable, watched.granted) for run in runs]
 
-    def made_done(self, watched: Watched, progress: Progress, what: str) -> list[tuple[str, tuple[int, int]]]:
+    def made_done(self, watched: WatchedLease, progress: Progress, what: str) -> list[tuple[str, tuple[int, int]]]:
         """What the present record made done, or opened, each run with its `what`: else as given. `watched` follows."""
         closed, self._closed = self._closed, []
         found = [(how, part) for first, last, how in closed for part in watched.passed(first, last)]
@@ -316,14 +316,14 @@ class HoleObserver:
                     continue
                 if run is None:
                     why = f"the state has open messages in {low} … {high}; no record opened them"
-                    self._notes.report(Kind.OUT_OF_REACH, key, why)
+                    self._notes.report(Breach.OUT_OF_REACH, key, why)
                 elif None in there:
                     since = "since before the replay" if run.opened == BEFORE else f"since offset {run.opened}"
                     why = f"the offsets {low} … {high} were open {since}; no record closed them, and the state has none"
-                    self._notes.report(Kind.LOST, key, why)
+                    self._notes.report(Breach.LOST, key, why)
                 elif len(there) > 1 or there[0] is None or there[0][2:7] != run[2:7]:
                     why = f"the state has {there[0]!r}, where the log says {Hole(low, high, *run[2:7])!r}"
-                    self._notes.report(Kind.OUT_OF_REACH, key, why)
+                    self._notes.report(Breach.OUT_OF_REACH, key, why)
                 else:
                     continue
                 self._adopt(key, theirs)
@@ -384,10 +384,10 @@ class HoleObserver:
         if len(rows) >= KEPT_ROWS:  # one record may close 10,000 holes
             self._notes.flush(["holes"])
 
-    def _out_of_reach(self, key: LeaseKey, by: Sender, did: str, run: OpenRun) -> None:
+    def _out_of_reach(self, key: LeaseKey, by: SettlingSender, did: str, run: OpenRun) -> None:
         of = "free" if run.owner == NO_OWNER else f"of the share {run.owner}"
         why = f"the offsets {run.first} … {run.last}, {of}, key hash {run.key_hash}, changed at {run.since}"
-        self._notes.report(Kind.OUT_OF_REACH, key, f"{by} {did} what it does not reach: {why} (H2)")
+        self._notes.report(Breach.OUT_OF_REACH, key, f"{by} {did} what it does not reach: {why} (H2)")
 
 
 def progress_of(group: Group, topic: str, partition: int) -> Progress | None:

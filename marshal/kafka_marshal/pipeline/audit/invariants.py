@@ -1,7 +1,7 @@
 """Kinds of violations, and the state of a lease by the outcomes alone, independent of the audited world.
 
 An audit that trusted the rationalizer could find nothing: whatever it concludes would be right by definition. So a
-`Watched` follows each lease by the outcomes (grants, heartbeats, releases, granted messages), and every record is
+`WatchedLease` follows each lease by the outcomes (grants, heartbeats, releases, granted messages), and every record is
 checked twice: the outcome must be allowed by the previous state, and the lease in the world must equal what the
 outcomes imply. A difference is a violation; the watch then continues from the world's state, so that one fault is
 reported once.
@@ -26,7 +26,7 @@ from rationalizer.leases.shares import Share
 from rationalizer.limits import NOTHING_DONE, STALE_AFTER_INTERVALS
 
 
-class Kind(StrEnum):
+class Breach(StrEnum):
     """The kinds of violations."""
 
     #: A lease was granted to (or confirmed for) a client while another held it and was not stale (C3, C7).
@@ -105,7 +105,7 @@ class Notes:
 
     def report(
         self,
-        kind: Kind,
+        kind: Breach,
         about: tuple[str, str | None, int | None],
         detail: str,
         owner: tuple[str | None, str | None, int | None] = NO_OWNER,
@@ -114,7 +114,7 @@ class Notes:
         self.violations[kind] = self.violations.get(kind, 0) + 1
         self.rows["violations"].append((str(kind), *self.at, *about, *owner, detail))
 
-    def violation(self, kind: Kind, watched: Watched, detail: str) -> None:
+    def violation(self, kind: Breach, watched: WatchedLease, detail: str) -> None:
         """Add a violation about a lease."""
         epoch = watched.epoch if watched.epoch >= 0 else None
         self.report(kind, watched.key, detail, (watched.client, watched.instance, epoch))
@@ -189,7 +189,7 @@ class WatchedShare(_Held):
         return f"{self.client}/{self.instance} with {what}, epoch {self.epoch}"
 
 
-class Watched(_Held):
+class WatchedLease(_Held):
     """The present state of one lease by the outcomes of the log."""
 
     __slots__ = (
@@ -222,7 +222,7 @@ class Watched(_Held):
         self.shares: dict[int, WatchedShare] = {}
 
     @classmethod
-    def of(cls, lease: Lease) -> Watched:
+    def of(cls, lease: Lease) -> WatchedLease:
         """A lease at the place where the watch begins."""
         watched = cls((lease.group_id, lease.topic, lease.partition))
         watched.adopt(lease)

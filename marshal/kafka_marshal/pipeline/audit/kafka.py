@@ -22,13 +22,13 @@ from kafka_marshal.node.log_reader import bounds
 from kafka_marshal.pipeline.audit.files import LogPiece, LogWriter, pieces_of
 from kafka_marshal.pipeline.audit.plan import SourceLog
 from kafka_marshal.pipeline.audit.sources import (
-    Opened,
+    OpenedLog,
     by_partition,
     count_by_marker,
     parquet_files,
     records_of_parquet,
 )
-from kafka_marshal.pipeline.audit.task import Runner
+from kafka_marshal.pipeline.audit.task import TaskRunner
 from kafka_marshal.pipeline.session import is_of_spark, kafka_options
 from kafka_marshal.topic_names import DEFAULT_TOPIC, snapshots_topic
 from rationalizer.dump import DumpHeader
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from kafka_marshal.archive.stored import FileName
     from kafka_marshal.pipeline.audit.plan import SnapshotRecord
-    from kafka_marshal.pipeline.audit.task import Runner
+    from kafka_marshal.pipeline.audit.task import TaskRunner
 
 __all__ = ["KafkaSource"]
 
@@ -81,15 +81,17 @@ class Below:
     #: (CP, next offset, canonical bytes in this file)
     states: tuple[tuple[int, int, Path], ...]
 
-    def under(self, live: Opened) -> Opened:
+    def under(self, live: OpenedLog) -> OpenedLog:
         """One log of both; the states of the archive are snapshots, too."""
         log = live.log
         pieces = {cp: [*self.pieces.get(cp, ()), *log.pieces.get(cp, ())] for cp in range(log.partitions)}
         pieces = {cp: each for cp, each in pieces.items() if each}
         starts = {**log.starts, **self.starts}
-        return Opened(SourceLog(log.topic, log.partitions, pieces, starts, self.hashes), lambda: self._snapshots(live))
+        return OpenedLog(
+            SourceLog(log.topic, log.partitions, pieces, starts, self.hashes), lambda: self._snapshots(live)
+        )
 
-    def _snapshots(self, live: Opened) -> Iterator[SnapshotRecord]:
+    def _snapshots(self, live: OpenedLog) -> Iterator[SnapshotRecord]:
         place = -1
         for cp, next_offset, path in self.states:
             for value in encode_state(cp, next_offset, path.read_bytes()):
@@ -98,7 +100,7 @@ class Below:
         yield from () if live.snapshots is None else live.snapshots()
 
 
-def read_archive(log: ArchivedLog, place: str, runner: Runner, work: Path) -> Below:
+def read_archive(log: ArchivedLog, place: str, runner: TaskRunner, work: Path) -> Below:
     """Convert what is below the live log into files in `work`. Raises ArchiveError."""
     wanted = []
     hashes: dict[int, list[LogHash]] = {}
@@ -163,7 +165,7 @@ class KafkaSource:
     def name(self) -> str:
         return f"{self.topic} at {self.bootstrap_servers}"
 
-    def open(self, runner: Runner, spark: SparkSession | None, work: Path) -> Opened:
+    def open(self, runner: TaskRunner, spark: SparkSession | None, work: Path) -> OpenedLog:
         """Copy both topics into Parquet files.
 
         Raises TopicMissingError, TopicChangedError (L2), KafkaUnavailableError, ArchiveError, and AuditError if Spark
@@ -190,10 +192,10 @@ class KafkaSource:
         snapshots = None
         if marks is not None:
             snapshots = partial(records_of_parquet, self._copy(spark, stored, marks, work / "snapshots"))
-        opened = Opened(SourceLog(self.topic, len(ends), log, {cp: low for cp, (low, _) in ends.items()}), snapshots)
+        opened = OpenedLog(SourceLog(self.topic, len(ends), log, {cp: low for cp, (low, _) in ends.items()}), snapshots)
         return opened if below is None else below.under(opened)
 
-    def _archived(self, runner: Runner, work: Path) -> tuple[dict[int, tuple[int, int]], Below]:
+    def _archived(self, runner: TaskRunner, work: Path) -> tuple[dict[int, tuple[int, int]], Below]:
         """(log start, high watermark) of each partition, and what the archive has below that."""
         with self._cluster() as cluster:
             log = ArchivedLog(cluster, self.topic, self.timeout_s, Archive.at(self.archive))

@@ -12,8 +12,8 @@ from typing import Any, Final
 from kafka_marshal.engine.work.topic_mark import KAFKA_COUNTS, split
 from kafka_marshal.pipeline.audit.files import Row
 from kafka_marshal.pipeline.audit.group_observer import GroupObserver
-from kafka_marshal.pipeline.audit.hole_observer import EndedRun, HoleObserver, OpenRun, Sender
-from kafka_marshal.pipeline.audit.invariants import KEPT_ROWS, Kind, Notes, Watched, WatchedShare, Write
+from kafka_marshal.pipeline.audit.hole_observer import EndedRun, HoleObserver, OpenRun, SettlingSender
+from kafka_marshal.pipeline.audit.invariants import KEPT_ROWS, Breach, Notes, WatchedLease, WatchedShare, Write
 from kafka_marshal.pipeline.audit.watched_group import EndedPiece, PieceSpan, Place
 from rationalizer import (
     ClaimingMessages,
@@ -58,7 +58,7 @@ class ShareObserver:
         #: Shares that ended, and began before this replay.
         self.ended: list[WatchedShare] = []
 
-    def claim(self, watched: Watched, message: Any, code: str) -> None:
+    def claim(self, watched: WatchedLease, message: Any, code: str) -> None:
         """An accepted ClaimingShare (B3)."""
         client, offset, log_time = message.client_id, *self._notes.at
         lo, hi = (NO_KEY, NO_KEY) if message.lo is None else (message.lo, message.hi)
@@ -81,14 +81,14 @@ class ShareObserver:
             watched.revive(log_time, client)
         watched.shares[offset] = asked
 
-    def of_sharer(self, watched: Watched, message: Any, outcome: Outcome) -> None:
+    def of_sharer(self, watched: WatchedLease, message: Any, outcome: Outcome) -> None:
         """An accepted record with the epoch of a share (B2), or an entry of a batch."""
         kind, log_time = message.type, self._notes.log_time
         share = watched.shares[message.epoch]
         if kind == ReleasingPartition.TYPE:
             self._end(watched, [share], End.RELEASED)
         elif kind == ClaimingMessages.TYPE:
-            self._notes.violation(Kind.OVERLAPPING_GRANTS, watched, f"messages were granted for good to {share} (B2)")
+            self._notes.violation(Breach.OVERLAPPING_GRANTS, watched, f"messages were granted for good to {share} (B2)")
         elif kind == Heartbeat.TYPE or (kind == SettlingMessages.TYPE and not self.is_paused(message)):
             if watched.shares_are_silent(log_time):
                 watched.revive(log_time)
@@ -96,28 +96,28 @@ class ShareObserver:
         if kind == SettlingMessages.TYPE:
             self._settle(watched, share, message, outcome)
 
-    def _settle(self, watched: Watched, share: WatchedShare, message: Any, outcome: Outcome) -> None:
+    def _settle(self, watched: WatchedLease, share: WatchedShare, message: Any, outcome: Outcome) -> None:
         """The entries, then the take (H3)."""
         names, stable = (share.client, share.instance, share.epoch), watched.stable
         if share.by_batches:
-            by = Sender(*names, share.epoch, ())
+            by = SettlingSender(*names, share.epoch, ())
         else:
-            by = Sender(*names, keys=((share.lo, share.hi),), makes=True)
+            by = SettlingSender(*names, keys=((share.lo, share.hi),), makes=True)
         self._holes.settle(watched.key, by, message, outcome.entries or (), stable)
         if message.take is not None:
             self._make_room(watched)
         if outcome.taken is not None:
             self._holes.take(watched.key, by, outcome.taken, message.take[2], stable)
 
-    def claim_whole(self, watched: Watched, by: str) -> None:
+    def claim_whole(self, watched: WatchedLease, by: str) -> None:
         """A ClaimingPartition was granted, which overlaps all shares (B4)."""
         self._end_all(watched, f"{by} was granted the whole lease", End.REPLACED)
 
-    def forget(self, watched: Watched) -> None:
+    def forget(self, watched: WatchedLease) -> None:
         """The group was forgotten (C16)."""
         self._end_all(watched, "the group was forgotten", End.FORGOTTEN)
 
-    def compare(self, watched: Watched, lease: Lease, epoch: int | None) -> None:
+    def compare(self, watched: WatchedLease, lease: Lease, epoch: int | None) -> None:
         """Compare the state's shares with what the outcomes imply.
 
         epoch: of the only one that the record is about; there may be a thousand. None: all are compared.
@@ -149,21 +149,21 @@ class ShareObserver:
         """Whether another client has the group paused: then a settle is no beat (H3)."""
         return self._notes.pauser(message.group_id) not in (None, message.client_id)
 
-    def _make_room(self, watched: Watched) -> None:
+    def _make_room(self, watched: WatchedLease) -> None:
         """End stale shares that the state has no more: whether a take repeats one, or room is needed, is its to say."""
         lease, log_time = self._notes.world.lease(*watched.key), self._notes.log_time
         there = {share.epoch for share in (lease and lease.shares) or ()}
         gone = [each for each in watched.shares.values() if each.is_stale(log_time) and each.epoch not in there]
         self._end(watched, gone, EXPIRED)
 
-    def _end_all(self, watched: Watched, what: str, ended: str) -> None:
+    def _end_all(self, watched: WatchedLease, what: str, ended: str) -> None:
         log_time = self._notes.log_time
         alive = next((share for share in watched.shares.values() if not share.is_stale(log_time)), None)
         if alive is not None:
             self._two(watched, f"{what} {log_time - alive.last_beat} ms after the last beat of {alive} (B4, C16)")
         self._end(watched, list(watched.shares.values()), ended)
 
-    def _end(self, watched: Watched, shares: Iterable[WatchedShare], ended: str) -> None:
+    def _end(self, watched: WatchedLease, shares: Iterable[WatchedShare], ended: str) -> None:
         for share in shares:
             del watched.shares[share.epoch]
             self._holes.disown(watched.key, share.epoch)
@@ -173,8 +173,8 @@ class ShareObserver:
             else:
                 self._notes.rows["shares"].append(share_row(share))
 
-    def _two(self, watched: Watched, detail: str) -> None:
-        self._notes.violation(Kind.TWO_OWNERS_OF_A_KEY, watched, detail)
+    def _two(self, watched: WatchedLease, detail: str) -> None:
+        self._notes.violation(Breach.TWO_OWNERS_OF_A_KEY, watched, detail)
 
 
 _BEAT: Final = Heartbeat.TYPE
@@ -226,14 +226,14 @@ class Observer:
         self._notes = Notes(world, write)
         self._owners = Owners()
         self._owners.begin(world)
-        self._watched = {(each.group_id, each.topic, each.partition): Watched.of(each) for each in world.leases()}
+        self._watched = {(each.group_id, each.topic, each.partition): WatchedLease.of(each) for each in world.leases()}
         self._holes = HoleObserver(self._notes)
         for lease in world.leases():
             owners = {share.epoch: (share.client_id, share.instance_id) for share in lease.shares or ()}
             self._holes.begin((lease.group_id, lease.topic, lease.partition), lease.progress, owners)
         self._groups = GroupObserver(self._notes, self._holes)
         self._shares = ShareObserver(self._notes, self._holes)
-        self._judges: dict[int, Callable[[Watched, Any, str], None]] = {
+        self._judges: dict[int, Callable[[WatchedLease, Any, str], None]] = {
             _BEAT: self._heartbeat,
             ClaimingPartition.TYPE: self._claim,
             ReleasingPartition.TYPE: self._release,
@@ -314,9 +314,9 @@ class Observer:
         if accepted:
             watched = self._watched.get(key)
             if watched is None:
-                watched = self._watched[key] = Watched(key)
+                watched = self._watched[key] = WatchedLease(key)
                 if self._groups.knows(key[0]):
-                    self._notes.violation(Kind.TWO_KINDS, watched, "a lease of a coordinated group was granted (G1)")
+                    self._notes.violation(Breach.TWO_KINDS, watched, "a lease of a coordinated group was granted (G1)")
             if watched.shares and watched.has_share(
                 message.instance_id, message.client_id, getattr(message, "epoch", None)
             ):
@@ -347,15 +347,15 @@ class Observer:
             self._forget(message.group_id)
             self._groups.forget(message.group_id)
 
-    def _sender(self, watched: Watched, message: Any) -> tuple[str, str, int]:
+    def _sender(self, watched: WatchedLease, message: Any) -> tuple[str, str, int]:
         """(client, instance, epoch) of a record, which must be those of the holder."""
         by = message.client_id, message.instance_id, message.epoch
         if by != (watched.client, watched.instance, watched.epoch):
             what = f"a record of {by[0]}/{by[1]} with epoch {by[2]} took effect (C5)"
-            self._notes.violation(Kind.STALE_EPOCH, watched, what)
+            self._notes.violation(Breach.STALE_EPOCH, watched, what)
         return by
 
-    def _heartbeat(self, watched: Watched, message: Any, code: str) -> None:
+    def _heartbeat(self, watched: WatchedLease, message: Any, code: str) -> None:
         if message.epoch is None:
             self._restart(watched, message.client_id, message.instance_id)
         else:
@@ -364,12 +364,12 @@ class Observer:
         if message.last_offset is not None:
             self._done(watched, (message.client_id, message.instance_id, watched.epoch), message.last_offset, code)
 
-    def _claim(self, watched: Watched, message: Any, code: str) -> None:
+    def _claim(self, watched: WatchedLease, message: Any, code: str) -> None:
         instance, client, interval = message.instance_id, message.client_id, message.heartbeat_interval_ms
         if code == codes.ALREADY_HELD:
             if not watched.is_held_by(client, instance):
                 why = f"{client}/{instance} was confirmed as the lease's holder"
-                self._notes.violation(Kind.TWO_OWNERS, watched, why)
+                self._notes.violation(Breach.TWO_OWNERS, watched, why)
             return
         if watched.shares:
             self._shares.claim_whole(watched, f"{client}/{instance}")
@@ -377,7 +377,7 @@ class Observer:
         if watched.client is not None and not watched.is_stale(log_time):
             age = log_time - watched.last_beat
             self._notes.violation(
-                Kind.TWO_OWNERS,
+                Breach.TWO_OWNERS,
                 watched,
                 f"{client}/{instance} was granted the lease {age} ms after its holder's last beat; "
                 f"it is the holder's for {2 * watched.interval} ms (C3)",
@@ -385,26 +385,26 @@ class Observer:
         watched.interval = interval
         self._begin(watched, client, instance, End.REPLACED)
 
-    def _restart(self, watched: Watched, client: str, instance: str) -> None:
+    def _restart(self, watched: WatchedLease, client: str, instance: str) -> None:
         """C7: allowed for another instance of the holder's client while the lease is fresh."""
         age = self._notes.log_time - watched.last_beat
         if watched.client != client or watched.instance == instance or age >= watched.interval:
             why = f"{client}/{instance} took the lease over with a heartbeat, {age} ms after the last beat (C7)"
-            self._notes.violation(Kind.TWO_OWNERS, watched, why)
+            self._notes.violation(Breach.TWO_OWNERS, watched, why)
         self._begin(watched, client, instance, End.RESTARTED)
 
-    def _release(self, watched: Watched, message: Any, code: str) -> None:
+    def _release(self, watched: WatchedLease, message: Any, code: str) -> None:
         by = self._sender(watched, message)
         self._note(self._owners.free(watched.key, *self._notes.at))
         watched.client = watched.instance = None
         if message.last_offset is not None:
             self._done(watched, by, message.last_offset, code)
 
-    def _grant(self, watched: Watched, message: Any, code: str) -> None:
+    def _grant(self, watched: WatchedLease, message: Any, code: str) -> None:
         by, proposal = self._sender(watched, message), message.proposed_last_offset
         if proposal <= watched.granted or proposal <= watched.stable:
             self._notes.violation(
-                Kind.OVERLAPPING_GRANTS,
+                Breach.OVERLAPPING_GRANTS,
                 watched,
                 f"{by[0]}/{by[1]} was granted offsets up to {proposal}; up to {watched.granted} they had been "
                 f"granted, and up to {watched.stable} they were done (C12)",
@@ -412,34 +412,34 @@ class Observer:
         watched.granted = max(watched.granted, proposal)
         self._rows_of_done(watched, by, "granted", watched.through(proposal))
 
-    def _commit(self, watched: Watched, message: Any, code: str) -> None:
+    def _commit(self, watched: WatchedLease, message: Any, code: str) -> None:
         self._rows_of_done(watched, self._sender(watched, message), "range", watched.commit(message.ranges))
 
-    def _claim_share(self, watched: Watched, message: Any, code: str) -> None:
+    def _claim_share(self, watched: WatchedLease, message: Any, code: str) -> None:
         """B3: the share's epoch is this offset."""
         client, instance = message.client_id, message.instance_id
         if code != codes.ALREADY_HELD and watched.client is not None:
             if not watched.is_stale(self._notes.log_time):
                 age = self._notes.log_time - watched.last_beat
                 why = f"{client}/{instance} was granted a share {age} ms after the last beat of the lease's holder (B3)"
-                self._notes.violation(Kind.TWO_OWNERS, watched, why)
+                self._notes.violation(Breach.TWO_OWNERS, watched, why)
             self._note(self._owners.free(watched.key, *self._notes.at, End.REPLACED))
             watched.client = watched.instance = None
         self._shares.claim(watched, message, code)
         self._follow(watched, message, "repositioned")  # to its start
 
-    def _settle(self, watched: Watched, message: Any, code: str) -> None:
+    def _settle(self, watched: WatchedLease, message: Any, code: str) -> None:
         """H3, by the holder, or by an operator."""
         if message.epoch is None:
-            by = Sender(message.client_id, message.instance_id, is_operator=True)
+            by = SettlingSender(message.client_id, message.instance_id, is_operator=True)
         else:
-            by = Sender(*self._sender(watched, message), makes=True, makes_unkeyed=True)
+            by = SettlingSender(*self._sender(watched, message), makes=True, makes_unkeyed=True)
             if not self._shares.is_paused(message):
                 watched.last_beat = self._notes.log_time
         self._holes.settle(watched.key, by, message, self._outcome.entries or (), watched.stable)
         self._follow(watched, message)
 
-    def _follow(self, watched: Watched, message: Any, what: str = "shared") -> None:
+    def _follow(self, watched: WatchedLease, message: Any, what: str = "shared") -> None:
         """What shares and holes do to the progress is the world's to say; but it does not go back."""
         lease = self.world.lease(*watched.key)
         if lease is None or lease.progress.stable < watched.stable:
@@ -463,7 +463,7 @@ class Observer:
             watched = self._watched.pop(key)
             if watched.client is not None and not watched.is_stale(self._notes.log_time):
                 self._notes.violation(
-                    Kind.TWO_OWNERS, watched, "the group was forgotten while the lease was held (C16)"
+                    Breach.TWO_OWNERS, watched, "the group was forgotten while the lease was held (C16)"
                 )
             if watched.shares:
                 self._shares.forget(watched)
@@ -473,12 +473,12 @@ class Observer:
 
     # -- consequences ------------------------------------------------------------------------------------------------
 
-    def _done(self, watched: Watched, by: tuple[str, str, int], done: int, code: str) -> None:
+    def _done(self, watched: WatchedLease, by: tuple[str, str, int], done: int, code: str) -> None:
         """A last_offset that took effect (C5, C8, C11). by: (client, instance, epoch)."""
         if code == codes.REPOSITIONED:
             if done < watched.stable and self._notes.pauser(watched.key[0]) != by[0]:
                 self._notes.violation(
-                    Kind.PROGRESS_BACK,
+                    Breach.PROGRESS_BACK,
                     watched,
                     f"{by[0]}/{by[1]} set the position from {watched.stable} back to {done} without having the "
                     "group paused (C11)",
@@ -490,7 +490,7 @@ class Observer:
             self._rows_of_done(watched, by, "done", watched.through(done))
 
     def _rows_of_done(
-        self, watched: Watched, by: tuple[str, str, int | None], what: str, runs: list[tuple[int, int]]
+        self, watched: WatchedLease, by: tuple[str, str, int | None], what: str, runs: list[tuple[int, int]]
     ) -> None:
         """Rows of runs, ascending; marks (P12) have their own rows."""
         done = split(runs)
@@ -498,12 +498,12 @@ class Observer:
         marks = [*done.marks, *([KAFKA_COUNTS] if done.kafka_counts else [])]
         self._holes.write_done(watched, by, "topic", [(mark, mark) for mark in sorted(marks)])
 
-    def _begin(self, watched: Watched, client: str, instance: str, ended: End) -> None:
+    def _begin(self, watched: WatchedLease, client: str, instance: str, ended: End) -> None:
         """Record a new holder from this record on."""
         epoch, log_time = self._notes.at
         if epoch <= watched.epoch:
             why = f"{client}/{instance} was granted the epoch {epoch}, not above {watched.epoch} before it (C9)"
-            self._notes.violation(Kind.STALE_EPOCH, watched, why)
+            self._notes.violation(Breach.STALE_EPOCH, watched, why)
         before = self._owners.grant(watched.key, client, instance, epoch, epoch, log_time, ended)
         if before is not None:
             self._takeover(before, client, instance, log_time - watched.last_beat)
@@ -546,12 +546,12 @@ class Observer:
         lease = self.world.lease(*key)
         if lease is None:
             if watched is not None:
-                self._notes.violation(Kind.TWO_OWNERS, watched, "the state does not know the lease any more")
+                self._notes.violation(Breach.TWO_OWNERS, watched, "the state does not know the lease any more")
                 self._note(self._owners.forget(key, *self._notes.at))
                 del self._watched[key]
             return
         if watched is None:
-            watched = self._watched[key] = Watched(key)
+            watched = self._watched[key] = WatchedLease(key)
         progress = lease.progress
         epoch = lease.epoch if lease.was_held else -1
         if epoch != watched.epoch or lease.instance_id != watched.instance or lease.client_id != watched.client:
@@ -563,9 +563,11 @@ class Observer:
         if progress.stable != watched.stable or progress.granted != watched.granted:
             self._other_progress(watched, lease)
 
-    def _other_holder(self, watched: Watched, lease: Lease) -> None:
+    def _other_holder(self, watched: WatchedLease, lease: Lease) -> None:
         named = f"{lease.client_id}/{lease.instance_id}, epoch {lease.epoch}" if lease.held else "nobody"
-        self._notes.violation(Kind.TWO_OWNERS, watched, f"the state names {named} as the holder; no record made it so")
+        self._notes.violation(
+            Breach.TWO_OWNERS, watched, f"the state names {named} as the holder; no record made it so"
+        )
         at = self._notes.at
         if lease.client_id is None or lease.instance_id is None:
             self._note(self._owners.free(watched.key, *at, End.REPLACED))
@@ -574,14 +576,14 @@ class Observer:
             self._note(self._owners.grant(watched.key, *names, *at, End.REPLACED))
         watched.adopt(lease)
 
-    def _other_progress(self, watched: Watched, lease: Lease) -> None:
+    def _other_progress(self, watched: WatchedLease, lease: Lease) -> None:
         progress = lease.progress
         if progress.stable < watched.stable:
             why = f"stable is {progress.stable}, and was {watched.stable}"
-            self._notes.violation(Kind.PROGRESS_BACK, watched, why)
+            self._notes.violation(Breach.PROGRESS_BACK, watched, why)
         if progress.granted < watched.granted:
             why = f"offsets up to {watched.granted} were granted, of which the state knows up to {progress.granted}"
-            self._notes.violation(Kind.OVERLAPPING_GRANTS, watched, f"{why}: they can be granted again")
+            self._notes.violation(Breach.OVERLAPPING_GRANTS, watched, f"{why}: they can be granted again")
         watched.stable, watched.granted = progress.stable, progress.granted
         watched.ranges.clear()
         watched.commit(tuple(progress.ranges)) if progress.ranges else None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kafka_marshal.errors import LogCutError
 from kafka_marshal.pipeline.audit.files import LogPiece
-from kafka_marshal.pipeline.audit.task import Checkpoint, Segment
+from kafka_marshal.pipeline.audit.task import Segment, SnapshotDigest
 from rationalizer import SnapshotError
 from rationalizer.log_hash import LogHash
 from rationalizer.snapshot_log import SnapshotParts, StoredSnapshot
@@ -26,13 +26,13 @@ SnapshotRecords = Callable[[], Iterable[SnapshotRecord]]
 
 
 @dataclass(slots=True)
-class Claims:
+class Evidence:
     """What the snapshots topic says about one CP."""
 
     #: By next_offset. If two at one place differ, both are here.
-    checkpoints: list[Checkpoint] = field(default_factory=list)
+    checkpoints: list[SnapshotDigest] = field(default_factory=list)
     #: Snapshots whose bytes don't have their digest.
-    broken: list[Checkpoint] = field(default_factory=list)
+    broken: list[SnapshotDigest] = field(default_factory=list)
     #: Hashes of the CP's log (S4).
     hashes: Collection[LogHash] = ()
     #: Number of records that are no part of a snapshot, and of snapshots with missing parts.
@@ -40,16 +40,16 @@ class Claims:
     unfinished: int = 0
 
 
-def claims_of(records: SnapshotRecords, partitions: int) -> dict[int, Claims]:
+def claims_of(records: SnapshotRecords, partitions: int) -> dict[int, Evidence]:
     """The claims about each CP. Holds one snapshot at a time."""
-    found: dict[int, Claims] = {}
+    found: dict[int, Evidence] = {}
     known: set[tuple[int, int, str]] = set()
     for offset, stored, collector in _snapshots(records, partitions):
-        claims = found.setdefault(collector.partition, Claims())
+        claims = found.setdefault(collector.partition, Evidence())
         claims.junk, claims.unfinished, claims.hashes = collector.junk, collector.unfinished, collector.hashes
         if stored is None:
             continue
-        checkpoint = Checkpoint(stored.next_offset, stored.digest, offset)
+        checkpoint = SnapshotDigest(stored.next_offset, stored.digest, offset)
         if not stored.holds():
             claims.broken.append(checkpoint)
         elif (stored.partition, stored.next_offset, stored.digest) not in known:
@@ -61,11 +61,11 @@ def claims_of(records: SnapshotRecords, partitions: int) -> dict[int, Claims]:
 
 
 def extract(
-    records: SnapshotRecords, partitions: int, wanted: Mapping[int, Sequence[Checkpoint]], folder: Path
-) -> dict[tuple[int, Checkpoint], str]:
+    records: SnapshotRecords, partitions: int, wanted: Mapping[int, Sequence[SnapshotDigest]], folder: Path
+) -> dict[tuple[int, SnapshotDigest], str]:
     """Write the wanted states to files; omits snapshots that hold no state (no replay leads to them)."""
     places = {(cp, each.place): each for cp, checkpoints in wanted.items() for each in checkpoints}
-    found: dict[tuple[int, Checkpoint], str] = {}
+    found: dict[tuple[int, SnapshotDigest], str] = {}
     if not places:
         return found
     for offset, stored, collector in _snapshots(records, partitions):
@@ -136,9 +136,9 @@ class CutLog:
 
 def cut(
     log: SourceLog,
-    claims: Mapping[int, Claims],
+    claims: Mapping[int, Evidence],
     parallelism: int,
-    unusable: frozenset[tuple[int, Checkpoint]] = frozenset(),
+    unusable: frozenset[tuple[int, SnapshotDigest]] = frozenset(),
     records_per_task: int | None = None,
 ) -> CutLog:
     """Cut every CP into segments that are worth a task each.
@@ -176,7 +176,7 @@ def cut(
     return found
 
 
-def _between_hashes(hashes: Sequence[LogHash], checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+def _between_hashes(hashes: Sequence[LogHash], checkpoints: Sequence[SnapshotDigest]) -> list[SnapshotDigest]:
     """Checkpoints that split no hashed range. Members make both at the same places."""
     ranges = sorted((each.since, each.next_offset) for each in hashes)
     found, place, end = [], 0, 0
@@ -189,13 +189,13 @@ def _between_hashes(hashes: Sequence[LogHash], checkpoints: Sequence[Checkpoint]
     return found
 
 
-def _after(start: Checkpoint | None) -> int:
+def _after(start: SnapshotDigest | None) -> int:
     return 0 if start is None else start.next_offset
 
 
 def _start(
-    log: SourceLog, partition: int, pieces: Sequence[LogPiece], usable: Sequence[Checkpoint], found: CutLog
-) -> Checkpoint | None:
+    log: SourceLog, partition: int, pieces: Sequence[LogPiece], usable: Sequence[SnapshotDigest], found: CutLog
+) -> SnapshotDigest | None:
     """The start of the first segment: the beginning, or the oldest snapshot that the log reaches back to."""
     known = log.starts.get(partition)
     begin = pieces[0].first if known is None else known
@@ -220,9 +220,9 @@ def _start(
     return None
 
 
-def _cuts(first: int, end: int, usable: Sequence[Checkpoint], records: int) -> list[Checkpoint]:
+def _cuts(first: int, end: int, usable: Sequence[SnapshotDigest], records: int) -> list[SnapshotDigest]:
     """Snapshots to cut at, each at least `records` offsets behind the last and not too close to the end."""
-    found: list[Checkpoint] = []
+    found: list[SnapshotDigest] = []
     for checkpoint in usable:
         if checkpoint.next_offset - first >= records and end - checkpoint.next_offset >= records // 2:
             found.append(checkpoint)
@@ -233,9 +233,9 @@ def _cuts(first: int, end: int, usable: Sequence[Checkpoint], records: int) -> l
 def _segments(
     partition: int,
     pieces: Sequence[LogPiece],
-    start: Checkpoint | None,
-    cuts: Sequence[Checkpoint],
-    inside: Sequence[Checkpoint],
+    start: SnapshotDigest | None,
+    cuts: Sequence[SnapshotDigest],
+    inside: Sequence[SnapshotDigest],
     hashes: Sequence[LogHash],
 ) -> list[Segment]:
     found = []

@@ -27,7 +27,7 @@ from kafka_marshal.pipeline.audit.files import (
     refuse_unsorted,
 )
 from kafka_marshal.pipeline.audit.plan import SnapshotRecords, SourceLog
-from kafka_marshal.pipeline.audit.task import Runner
+from kafka_marshal.pipeline.audit.task import TaskRunner
 from rationalizer.dump import DumpError, DumpHeader, DumpReader, header_line
 from rationalizer.log_hash import LogHash
 from rationalizer.marker import count_of
@@ -68,7 +68,7 @@ def records_of_dump(path: Path) -> Iterator[tuple[int, int, bytes | None]]:
             yield record.partition, record.offset, record.value
 
 
-def dump_to_parquet(path: Path, folder: Path, runner: Runner) -> SourceLog:
+def dump_to_parquet(path: Path, folder: Path, runner: TaskRunner) -> SourceLog:
     """Convert a dump to files in `folder`. Raises DumpError, which names the line, as a replay does."""
     header = header_of_dump(path)
     parts = _parts(path, folder, header, runner.parallelism)
@@ -160,17 +160,17 @@ _COLUMNS = ("partition", "offset", "timestamp", "value")
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedLog:
     """A log, ready to be cut, and its stored snapshots (None: the source has none)."""
 
     log: SourceLog
     snapshots: SnapshotRecords | None = None
 
 
-class Source(Protocol):
+class AuditSource(Protocol):
     """A log to audit."""
 
-    def open(self, runner: Runner, spark: SparkSession | None, work: Path) -> Opened:
+    def open(self, runner: TaskRunner, spark: SparkSession | None, work: Path) -> OpenedLog:
         """Convert the log into pieces, in `work` if needed. Raises what the source may raise."""
 
     @property
@@ -189,10 +189,10 @@ class DumpSource:
     def name(self) -> str:
         return str(self.path)
 
-    def open(self, runner: Runner, spark: SparkSession | None, work: Path) -> Opened:
+    def open(self, runner: TaskRunner, spark: SparkSession | None, work: Path) -> OpenedLog:
         """Raises DumpError for a bad line, ConfigurationError if the two dumps are not of the same log."""
         log = dump_to_parquet(self.path, work, runner)
-        return Opened(log, _snapshots_of_dump(self.snapshots, log))
+        return OpenedLog(log, _snapshots_of_dump(self.snapshots, log))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class ParquetSource:
     def name(self) -> str:
         return ", ".join(map(str, self.paths))
 
-    def open(self, runner: Runner, spark: SparkSession | None, work: Path) -> Opened:
+    def open(self, runner: TaskRunner, spark: SparkSession | None, work: Path) -> OpenedLog:
         """Raises ConfigurationError for files that hold no log, AuditError for duplicate records."""
         files = [file for path in self.paths for file in parquet_files(path)]
         if not files:
@@ -240,10 +240,10 @@ class ParquetSource:
                 "partitions. Nothing was concluded. Say how many it has."
             )
         log = SourceLog(topic, partitions, pieces)
-        return Opened(log, _snapshots_of_dump(self.snapshots, log))
+        return OpenedLog(log, _snapshots_of_dump(self.snapshots, log))
 
 
-def source_of_file(path: Path, snapshots: Path | None = None, partitions: int | None = None) -> Source:
+def source_of_file(path: Path, snapshots: Path | None = None, partitions: int | None = None) -> AuditSource:
     """The source for a file or folder, by its contents. Raises DumpError if it is neither Parquet nor a dump."""
     if path.is_dir() or path.suffix == ".parquet":
         return ParquetSource([path], partitions, snapshots)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class SnapshotDigest:
     """A snapshot's digest of a CP's state after all records below next_offset (S2)."""
 
     next_offset: int
@@ -42,10 +42,10 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Mismatch:
     """A snapshot that differs from the replay."""
 
-    checkpoint: Checkpoint
+    checkpoint: SnapshotDigest
     #: Digest of the replayed state.
     digest: str
     log_time: int
@@ -58,11 +58,11 @@ class Segment:
     partition: int
     pieces: tuple[LogPiece, ...]
     #: None: the beginning, with the empty world.
-    start: Checkpoint | None
+    start: SnapshotDigest | None
     #: None: to the end.
     end: int | None
     #: Snapshots at first < next_offset <= end, to be compared.
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[SnapshotDigest, ...]
     #: Hashes of ranges of these records, to be compared (S4, D5).
     hashes: tuple[LogHash, ...] = ()
 
@@ -78,7 +78,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ReplayTask:
     """A segment to replay."""
 
     #: Task number in this audit; below, the segment's number in its CP.
@@ -116,7 +116,7 @@ class TaskResult:
     #: The level required by the Upgrade at which it stopped (E4).
     required_level: int | None = None
     compared: int = 0
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[Mismatch] = field(default_factory=list)
     #: Hashes that match the records; below, those that don't, each with the records' hash.
     hashes_held: list[LogHash] = field(default_factory=list)
     hashes_wrong: list[tuple[LogHash, str]] = field(default_factory=list)
@@ -133,7 +133,7 @@ class TaskResult:
     peak_memory: int = 0
 
 
-def run_task(task: Task) -> TaskResult:
+def run_task(task: ReplayTask) -> TaskResult:
     """Replay the segment. Raises AuditError if a file has changed since the audit was planned."""
     world = _world(task)
     tables = None if task.out is None else TableFiles(Path(task.out), f"task-{task.number:05}", task.segment.partition)
@@ -163,13 +163,13 @@ def run_task(task: Task) -> TaskResult:
     return result
 
 
-def _world(task: Task) -> World:
+def _world(task: ReplayTask) -> World:
     if task.start is None:
         return task.world_type(task.segment.partition, task.partitions)
     return task.world_type.restore(Path(task.start).read_bytes(), task.partitions)
 
 
-def _replay(task: Task, world: World, observer: Observer | None, result: TaskResult) -> None:
+def _replay(task: ReplayTask, world: World, observer: Observer | None, result: TaskResult) -> None:
     segment = task.segment
     replay = world.apply_many if observer is None else observer.replay
     waiting = list(reversed(segment.checkpoints))
@@ -215,11 +215,11 @@ def _note_missing(result: TaskResult, expected: int | None, offsets: list[int]) 
     result.missing += missing
 
 
-def _compare(world: World, checkpoint: Checkpoint, result: TaskResult) -> None:
+def _compare(world: World, checkpoint: SnapshotDigest, result: TaskResult) -> None:
     digest = world.digest()
     result.compared += 1
     if digest != checkpoint.digest:
-        result.differences.append(Difference(checkpoint, digest, world.log_time))
+        result.differences.append(Mismatch(checkpoint, digest, world.log_time))
 
 
 @contextmanager
@@ -238,7 +238,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 
-class Runner(Protocol):
+class TaskRunner(Protocol):
     """Carries functions out."""
 
     #: Number of calls at the same time.

@@ -1,8 +1,8 @@
 """The state of a coordinated group by the outcomes of the log alone, to compare the audited state with.
 
-As `Watched` does for leases, it follows accepted records: joins, leaves, heartbeats, expired sessions (G8), released
-keys (G14). It computes no targets: a wrong target does no harm to data. A wrong owner does, so changes of owner are
-checked.
+As `WatchedLease` does for leases, it follows accepted records: joins, leaves, heartbeats, expired sessions (G8),
+released keys (G14). It computes no targets: a wrong target does no harm to data. A wrong owner does, so changes of
+owner are checked.
 
 A *span* is the time of one owner with key hashes lo … hi of a partition under one fencing token (G5), or the time
 without an owner. Pieces are split and merged without a change of owner; spans follow the keys.
@@ -21,7 +21,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from kafka_marshal.pipeline.audit.files import Row
-from kafka_marshal.pipeline.audit.invariants import Watched
+from kafka_marshal.pipeline.audit.invariants import WatchedLease
 from rationalizer import Group, Piece, codes
 from rationalizer.done_through import KeyPiece
 from rationalizer.groups.assignors import NOBODY
@@ -435,7 +435,7 @@ class WatchedMember:
 
 
 @dataclass(slots=True)
-class Event:
+class GroupChange:
     """The effect of an accepted record on a group."""
 
     #: As in the table `generations`.
@@ -469,7 +469,7 @@ class WatchedGroup:
         self._slots: dict[str, int] = {}
         self.pieces: dict[tuple[str, int], tuple[Piece, ...]] = {}
         #: Offsets done for all keys.
-        self.done: dict[tuple[str, int], Watched] = {}
+        self.done: dict[tuple[str, int], WatchedLease] = {}
         #: Offsets done by key, of shared partitions.
         self.keyed: dict[tuple[str, int], list[KeyPiece]] = {}
         #: None: it takes none.
@@ -503,9 +503,9 @@ class WatchedGroup:
         self._slots = {member.client: slot for slot, member in self.members.items()}
         self._none_expires_until = -1
 
-    def done_of(self, at: tuple[str, int]) -> Watched:
+    def done_of(self, at: tuple[str, int]) -> WatchedLease:
         """What is done of this partition, for all keys."""
-        return self.done.setdefault(at, Watched((self.group_id, *at)))
+        return self.done.setdefault(at, WatchedLease((self.group_id, *at)))
 
     def adopt_progress(self, group: Group, topic: str, partition: int) -> None:
         """Continue from the state's progress of this partition."""
@@ -515,7 +515,7 @@ class WatchedGroup:
         if kept is None:
             self.done.pop(at, None)
             return
-        done = self.done[at] = Watched((self.group_id, topic, partition))
+        done = self.done[at] = WatchedLease((self.group_id, topic, partition))
         done.stable = kept.progress.stable
         if kept.progress.ranges:
             done.commit(tuple(kept.progress.ranges))
@@ -524,9 +524,9 @@ class WatchedGroup:
 
     # -- members ---------------------------------------------------------------------------------------
 
-    def take(self, kind: int, message: Any, offset: int, log_time: int, member_id: str | None) -> Event:
+    def take(self, kind: int, message: Any, offset: int, log_time: int, member_id: str | None) -> GroupChange:
         """Apply an accepted record; member_id: of a JoinGroup's member."""
-        event = Event(_REASONS.get(kind, ""))
+        event = GroupChange(_REASONS.get(kind, ""))
         if "member_id" not in message._fields:  # it has no sender, and removes no member
             return event
         named = message.member_id
@@ -552,7 +552,7 @@ class WatchedGroup:
         return event
 
     def leave_at_checkpoint(self, log_time: int) -> dict[int, tuple[str, int]]:
-        """X6: the open barrier is complete, and those that answered so leave; as `Event.gone`."""
+        """X6: the open barrier is complete, and those that answered so leave; as `GroupChange.gone`."""
         assert self.checkpoints is not None
         leavers = [slot for slot in self.checkpoints.leavers() if slot in self.members]
         for slot in leavers:
@@ -572,7 +572,7 @@ class WatchedGroup:
         del self._slots[member.client]
         return member
 
-    def _remove_expired(self, event: Event, log_time: int) -> None:
+    def _remove_expired(self, event: GroupChange, log_time: int) -> None:
         """Remove members whose session expired, unless all sessions did, the sender's too (G8)."""
         if log_time <= self._none_expires_until:
             return
@@ -590,7 +590,7 @@ class WatchedGroup:
         mine = [log_time + self.members[event.slot].session] if event.slot is not None else []
         self._none_expires_until = min([*others, *mine], default=-1)
 
-    def _join(self, event: Event, message: Any, offset: int, log_time: int, member_id: str) -> None:
+    def _join(self, event: GroupChange, message: Any, offset: int, log_time: int, member_id: str) -> None:
         """G11."""
         instance, client, session = message.instance_id, message.client_id, message.session_timeout_ms
         self._none_expires_until = min(self._none_expires_until, log_time + session)
@@ -644,14 +644,14 @@ class WatchedGroup:
         pieces = self.pieces.get((topic, partition), ())
         return any(piece.owner == slot and piece.since <= generation for piece in pieces)
 
-    def handed_over(self, event: Event, place: Place, span: PieceSpan) -> bool:
+    def handed_over(self, event: GroupChange, place: Place, span: PieceSpan) -> bool:
         """Whether the owner handed these keys in at the checkpoint that this record completed (X6)."""
         pieces = self.touched(*place[1:], span.lo, span.hi)
         return event.completed is not None and event.completed.handed_over(
             span.slot, place[1:], span.lo, span.hi, pieces
         )
 
-    def released(self, event: Event, place: Place, span: PieceSpan) -> bool:
+    def released(self, event: GroupChange, place: Place, span: PieceSpan) -> bool:
         """Whether the sender of this record released these keys, by a revocation that it knew."""
         if span.slot != event.slot:
             return False

@@ -32,7 +32,7 @@ take part: a function of one :class:`Job`. See docs/simulation.md. Needs the ext
 from __future__ import annotations
 
 from kafka_marshal.testing.simulation.campaign import Report, load_worker, simulate
-from kafka_marshal.testing.simulation.process import Database, Job, Transaction, Worker
+from kafka_marshal.testing.simulation.process import Database, DatabaseTransaction, Job, Worker
 from kafka_marshal.testing.simulation.recorded import Judge, Violation
 from kafka_marshal.testing.simulation.scenario import Client, Counting, Fault, Scenario
 from kafka_marshal.testing.simulation.story import Result, simulate_one
@@ -47,7 +47,7 @@ __all__ = [
     "Report",
     "Result",
     "Scenario",
-    "Transaction",
+    "DatabaseTransaction",
     "Violation",
     "Worker",
     "load_worker",

@@ -28,7 +28,7 @@ from kafka_marshal.engine.work.settlements import CRASHED
 from kafka_marshal.ports import Message
 from kafka_marshal.testing.simulation.checks import Checks
 from kafka_marshal.testing.simulation.holdings import in_flight_of, name_of, place_of
-from kafka_marshal.testing.simulation.ledger import NOT_NEEDED, Seen
+from kafka_marshal.testing.simulation.ledger import NOT_NEEDED, LeaseSeen
 from kafka_marshal.testing.simulation.living import Living
 from kafka_marshal.testing.simulation.recorded import Judge
 from kafka_marshal.testing.simulation.scenario import Fault, Scenario
@@ -52,7 +52,7 @@ NOBODY = (NOT_NEEDED[0], -1, -1)
 LAST_BATCHES = 2
 
 
-class InHand(NamedTuple):
+class HandedOut(NamedTuple):
     """What a message is in flight with."""
 
     assignment: Assignment
@@ -65,7 +65,7 @@ class Books:
     """What was begun, and under which token."""
 
     #: Who has a message with a handler.
-    in_hand: dict[Place, list[tuple[Living, Message, InHand | None]]] = field(default_factory=dict)
+    in_hand: dict[Place, list[tuple[Living, Message, HandedOut | None]]] = field(default_factory=dict)
     #: The largest token under which a message was begun, and by whom.
     tokens: dict[Place, tuple[int, Living]] = field(default_factory=dict)
     #: (process, token, epoch) of who handled a message last.
@@ -118,7 +118,7 @@ class BatchChecks(Checks):
         for key in [key for key in self.accounts.seen if route_lease(*key, len(self.log.worlds)) == cp]:
             self.books.reset[key] = self.log.worlds[cp].next_offset - 1
             self.books.shares.pop(key, None)
-            self.accounts.seen[key] = Seen(-1, -1, ())  # a share's lease has no epoch
+            self.accounts.seen[key] = LeaseSeen(-1, -1, ())  # a share's lease has no epoch
 
     def _check_shares(self, key: Key, lease: Lease, record: Record) -> None:
         """Which shares this record ended."""
@@ -200,7 +200,7 @@ class BatchChecks(Checks):
         self.books.in_hand.setdefault(place, []).append((process, message, held))
         super().begins(process, message)
 
-    def _check_hand(self, process: Living, place: Place, held: InHand) -> None:
+    def _check_hand(self, process: Living, place: Place, held: HandedOut) -> None:
         """No other process may begin it now, and tokens grow."""
         for other, message, _ in self.books.in_hand.get(place, ()):
             its = _in_hand(other, place[0], message)
@@ -212,7 +212,7 @@ class BatchChecks(Checks):
             what = f"under the token {held.token}, after {by.name} under {token}"
             self.fail("tokens", f"{process.name} begins {name_of(place[0])} offset {place[1]} {what}")
 
-    def _check_log(self, process: Living, place: Place, held: InHand) -> None:
+    def _check_log(self, process: Living, place: Place, held: HandedOut) -> None:
         """By the log, too, it is this process's."""
         (key, offset), assignment = place, held.assignment
         lease = self.log.worlds[assignment.lease.cp].lease(self._scenario.group_id, *key)
@@ -262,16 +262,16 @@ def _open(lease: Lease) -> set[int]:
     return {offset for hole in lease.progress.holes or () for offset in range(hole.first, hole.last + 1)}
 
 
-def _in_hand(process: Living, key: Key, message: Message) -> InHand | None:
+def _in_hand(process: Living, key: Key, message: Message) -> HandedOut | None:
     """What this message is in flight with; None: it is not, or was given to others."""
     assignment = in_flight_of(process, key, message)
     if not isinstance(assignment, SharedAssignment):
-        return None if assignment is None else InHand(assignment, int(assignment.epoch))
+        return None if assignment is None else HandedOut(assignment, int(assignment.epoch))
     given = assignment.desk.at(message.offset() or 0)
-    return None if given is None else InHand(assignment, given.token)
+    return None if given is None else HandedOut(assignment, given.token)
 
 
-def _is_sure(process: Living, held: InHand) -> bool:
+def _is_sure(process: Living, held: HandedOut) -> bool:
     """Whether it may begin it now, by its own clock."""
     if not process.is_running or process.end.replaced:
         return False

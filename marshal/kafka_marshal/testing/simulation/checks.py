@@ -52,7 +52,7 @@ from kafka_marshal.testing.simulation.holdings import (
     overlap,
     place_of,
 )
-from kafka_marshal.testing.simulation.ledger import NOT_NEEDED, Accounts, Granted, Holders, Seen
+from kafka_marshal.testing.simulation.ledger import NOT_NEEDED, Accounts, Granted, Holders, LeaseSeen
 from kafka_marshal.testing.simulation.member_invariants import MemberInvariants
 from kafka_marshal.testing.simulation.recorded import Judge, Recorded, Violation, state_of
 from kafka_marshal.testing.simulation.scenario import Scenario, Terms
@@ -421,7 +421,7 @@ class Checks:
                     entries.setdefault((entry.topic, entry.partition), []).append((entry, code))
         for key in group.partitions():
             owned, kept = pieces_of(group, *key), group.kept(*key)
-            former = self.accounts.seen.get(key) or Seen(-1, -1, ())
+            former = self.accounts.seen.get(key) or LeaseSeen(-1, -1, ())
             epoch = max((piece.since for piece in owned), default=former.epoch)
             epoch = max(epoch, former.epoch) if self._scenario.shares else epoch  # of a piece without an owner
             if owned and (end := self.end_of(key)) is not None:
@@ -449,17 +449,17 @@ class Checks:
                     self._beats(sender, key, before.epoch, sent_at)
             is_said = said or isinstance(record, SettleOffsets)
             if is_said and not self._scenario.at_most_once and self.end_of(key) is not None:
-                self._check_done(key, Seen(before.epoch, done, before.ranges), now, sender)
+                self._check_done(key, LeaseSeen(before.epoch, done, before.ranges), now, sender)
 
     def _began(self, key: Key, epoch: int, through: int) -> int:
         """The group begins behind this offset (P9): if it may begin late, what lies below need not be handled."""
         late = self.excused.is_excused(key, epoch, through, -1)
         return through if late or through < 0 else -1
 
-    def _move(self, key: Key, epoch: int, progress: Progress, *, with_it: bool = False) -> tuple[Seen, Seen]:
+    def _move(self, key: Key, epoch: int, progress: Progress, *, with_it: bool = False) -> tuple[LeaseSeen, LeaseSeen]:
         """Store a partition's new progress. with_it: what this record reports as done before a new epoch."""
-        before = self.accounts.seen.get(key) or Seen(-1, -1, ())
-        now = Seen(epoch, progress.stable, tuple(split(progress.ranges).ranges))
+        before = self.accounts.seen.get(key) or LeaseSeen(-1, -1, ())
+        now = LeaseSeen(epoch, progress.stable, tuple(split(progress.ranges).ranges))
         if progress.holes is not None:
             now.open = frozenset(offset for hole in progress.holes for offset in range(hole.first, hole.last + 1))
         now.granted_open = now.open if now.epoch != before.epoch else now.open | before.granted_open
@@ -481,7 +481,7 @@ class Checks:
         self._granted.all.append((instance_id, key, *span, self._scheduler.now))
         self._granted.spans.setdefault((sender.name, key), []).append(span)
 
-    def _check_done(self, key: Key, before: Seen, now: Seen, sender: Living) -> None:
+    def _check_done(self, key: Key, before: LeaseSeen, now: LeaseSeen, sender: Living) -> None:
         """At least once: what this record reports as done was handled."""
         if now.stable == before.stable and now.ranges == before.ranges and now.open == before.open:
             return
@@ -516,7 +516,7 @@ class Checks:
         for key, seen in self.accounts.seen.items():
             if (route_lease(*key, cps) if home is None else home) == cp:
                 self._repositioned(key, seen.stable, -1)
-                self.accounts.seen[key] = Seen(seen.epoch, -1, ())
+                self.accounts.seen[key] = LeaseSeen(seen.epoch, -1, ())
                 self.excused.forgotten(key)
 
     # Work.

@@ -250,7 +250,7 @@ class States:
                         self._fail("state", f"{key[0]} [{key[1]}]: {what} (X18)")
 
 
-class Counted:
+class CountLedger:
     """What a story's members counted, saved and restored."""
 
     def __init__(self, scenario: Scenario, scheduler: Scheduler, fail: Callable[[str, str], None]) -> None:

@@ -13,7 +13,7 @@ from kafka_marshal.testing.simulation.checks import Checks
 from kafka_marshal.testing.simulation.in_batches import settle_by_hand
 from kafka_marshal.testing.simulation.living import Host, Trouble
 from kafka_marshal.testing.simulation.network import Network
-from kafka_marshal.testing.simulation.process import Job, Process, Store, Worker, is_expected
+from kafka_marshal.testing.simulation.process import Contents, Job, Process, Worker, is_expected
 from kafka_marshal.testing.simulation.scenario import Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.testing.simulation.workers import built_in, host_of
@@ -34,7 +34,7 @@ class Clients:
         self._network = network
         self._checks = checks
         self._worker = worker
-        self.store: Store = Store()
+        self.store: Contents = Contents()
         self._clients = {client.name: client for client in scenario.clients}
         self.hosts: dict[str, Host] = {client.name: host_of(client, self._hi) for client in scenario.clients}
         for name, host in self.hosts.items():
@@ -200,7 +200,7 @@ PRUNE_TIMEOUT_S = 2.0
 TIMEOUT_S = 5.0
 
 
-class Faults:
+class FaultInjector:
     """The faults of one story."""
 
     def __init__(self, scenario: Scenario, network: Network, checks: Checks, clients: Clients, data: Data) -> None:

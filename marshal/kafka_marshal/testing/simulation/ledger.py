@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from kafka_marshal.adapters.memory import MemoryBroker
-from kafka_marshal.testing.simulation.counting import Counted
+from kafka_marshal.testing.simulation.counting import CountLedger
 from kafka_marshal.testing.simulation.holdings import name_of
 from kafka_marshal.testing.simulation.living import Host, Living
 from kafka_marshal.testing.simulation.parking import Parking
@@ -164,7 +164,7 @@ class Ordering:
 
 
 @dataclass(slots=True)
-class Seen:
+class LeaseSeen:
     """A lease after the last record about it."""
 
     epoch: int
@@ -177,7 +177,7 @@ class Seen:
     open: frozenset[int] = frozenset()
     granted_open: frozenset[int] = frozenset()
 
-    def done_since(self, before: Seen) -> Iterator[int]:
+    def done_since(self, before: LeaseSeen) -> Iterator[int]:
         """What the log has called done since then, and not open."""
         spans = [(before.stable + 1, self.stable), *(span for span in self.ranges if span not in before.ranges)]
         spans += [(offset, offset) for offset in before.open - self.open]
@@ -223,11 +223,11 @@ class Accounts:
     #: What readers of committed records see.
     outputs: Outputs
     #: What members of a group that takes checkpoints counted.
-    counted: Counted
+    counted: CountLedger
     #: What is set aside.
     parking: Parking
     _ledgers: dict[Key, Ledger] = field(default_factory=dict)
-    seen: dict[Key, Seen] = field(default_factory=dict)
+    seen: dict[Key, LeaseSeen] = field(default_factory=dict)
     #: Where an admin has set the position.
     moved: set[Key] = field(default_factory=set)
     #: What the fenced sink has.
@@ -236,7 +236,9 @@ class Accounts:
     @classmethod
     def of(cls, scenario: Scenario, scheduler: Scheduler, fail: Callable[[str, str], None]) -> Accounts:
         """Those of a story that begins."""
-        made = cls(Ordering(scenario, fail), Outputs(fail), Counted(scenario, scheduler, fail), Parking(scenario, fail))
+        made = cls(
+            Ordering(scenario, fail), Outputs(fail), CountLedger(scenario, scheduler, fail), Parking(scenario, fail)
+        )
         made.ordering.killing = made.parking.killing
         return made
 

@@ -59,7 +59,7 @@ class Host:
 
 
 @dataclass(slots=True)
-class End:
+class ProcessEnd:
     """How a process ends."""
 
     #: Virtual time (ms) of the first SIGTERM.
@@ -81,7 +81,7 @@ class Living(Protocol):
     heartbeat_interval_ms: int
     dead: bool
     stopped_until: float
-    end: End
+    end: ProcessEnd
     rng: Random
     drivers: list[Driver]
     #: The parts that the network and the runtime make for it.

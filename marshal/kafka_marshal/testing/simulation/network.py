@@ -32,8 +32,8 @@ from kafka_marshal.ports import (
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.testing.simulation.living import Living
 from kafka_marshal.testing.simulation.producer import (
-    Sending,
     SimulatedProducer,
+    SimulatedSending,
     SimulatedTransactionalProducer,
     wait_until,
 )
@@ -221,7 +221,7 @@ class _Waiting:
     on_ack: Callable[[Ack], None] | None
 
 
-class SimulatedAppender(Sending):
+class SimulatedAppender(SimulatedSending):
     """Appends records to the log."""
 
     _network: Network

@@ -21,7 +21,7 @@ from kafka_marshal.node.driver import Driver
 from kafka_marshal.ports import Message
 from kafka_marshal.testing.simulation.holdings import place_of
 from kafka_marshal.testing.simulation.interrupting import Interrupted, Interrupting
-from kafka_marshal.testing.simulation.living import End, Host
+from kafka_marshal.testing.simulation.living import Host, ProcessEnd
 from kafka_marshal.testing.simulation.network import (
     Network,
     SimulatedAppender,
@@ -53,7 +53,7 @@ class Links:
 
 
 @dataclass(slots=True)
-class Work:
+class ProcessWork:
     """What runs in a process."""
 
     job: Job | None = None
@@ -78,7 +78,7 @@ class Process:
         self.heartbeat_interval_ms = heartbeat_interval_ms
         self.dead: bool = False
         self.stopped_until: float = 0.0
-        self.end: End = End()
+        self.end: ProcessEnd = ProcessEnd()
         self.rng: Random = Random(f"{seed}/{name}")
         self.interrupting: Interrupting = Interrupting(scheduler, host.trouble, Random(f"{seed}/{name}/interrupts"))
         self.interrupting.on_raised = lambda what: checks.raised(self, what)
@@ -87,7 +87,7 @@ class Process:
         self.checks = checks
         self.links: Links = Links()
         self.drivers: list[Driver] = []
-        self.work: Work = Work()
+        self.work: ProcessWork = ProcessWork()
 
     @property
     def scheduler(self) -> Scheduler:
@@ -182,7 +182,7 @@ class Job:
     ``handle`` stands for the work itself; the simulator checks each call.
     """
 
-    def __init__(self, process: Process, scenario: Scenario, store: Store) -> None:
+    def __init__(self, process: Process, scenario: Scenario, store: Contents) -> None:
         self.bootstrap_servers = BOOTSTRAP
         self.group_id: str = scenario.group_id
         self.client_id: str = process.client_id
@@ -369,7 +369,7 @@ class Worker(Protocol):
     def __call__(self, job: Job, /) -> object: ...
 
 
-class Store:
+class Contents:
     """The contents of a database, shared by its connections."""
 
     def __init__(self) -> None:
@@ -383,24 +383,24 @@ class Store:
 class Database:
     """A connection to a database that keeps, beside the rows, each partition's newest epoch and last offset (C9)."""
 
-    def __init__(self, store: Store, checks: Checks, process: Process) -> None:
+    def __init__(self, store: Contents, checks: Checks, process: Process) -> None:
         self._store = store
         self._checks = checks
         self._process = process
 
     @contextmanager
-    def transaction(self) -> Iterator[Transaction]:
+    def transaction(self) -> Iterator[DatabaseTransaction]:
         """Commit everything written in the block, or nothing if it raises."""
-        transaction = Transaction(self._store)
+        transaction = DatabaseTransaction(self._store)
         yield transaction
         transaction.commit()
         self._checks.committed(self._process, transaction.rows)
 
 
-class Transaction:
+class DatabaseTransaction:
     """A transaction under way."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Contents) -> None:
         self.rows: list[Message] = []
         self._store = store
         self._epochs: dict[Key, int] = {}

@@ -145,7 +145,7 @@ class SimulatedTransactionalProducer(MemoryTransactionalProducer):
             answers.append((None, error))
 
 
-class Sending:
+class SimulatedSending:
     """Sends records, in order within a partition; those it gave up may arrive nevertheless (C17)."""
 
     def __init__(self, network: Carrier, process: Living, delivery_timeout_ms: int) -> None:
@@ -236,7 +236,7 @@ class _Waiting:
     on_ack: OnAck
 
 
-class SimulatedProducer(Sending):
+class SimulatedProducer(SimulatedSending):
     """Dead letters, and what else a program produces."""
 
     def __init__(self, network: Carrier, process: Living, delivery_timeout_ms: int) -> None:

@@ -28,7 +28,7 @@ MAX_TURNS = 1_500
 WINDOW_MS = 300.0
 
 
-class Owner(Protocol):
+class Scheduled(Protocol):
     """The part of a process that the scheduler uses."""
 
     dead: bool
@@ -41,8 +41,8 @@ class Task:
 
     __slots__ = ("done", "greenlet", "held", "joining", "name", "process", "raising", "token", "turns", "window")
 
-    def __init__(self, process: Owner, name: str, run: Callable[[], object], hub: greenlet) -> None:
-        self.process: Owner = process
+    def __init__(self, process: Scheduled, name: str, run: Callable[[], object], hub: greenlet) -> None:
+        self.process: Scheduled = process
         self.name: str = name
         self.greenlet: greenlet = greenlet(run, hub)  # continues there when a task ends
         #: Changes with every turn: what was planned for an earlier wait does not end a later one.
@@ -76,14 +76,14 @@ class Scheduler:
         self._numbers = 0
         self._tasks: list[Task] = []
         #: Stopped process → tasks whose turn came meanwhile, with the token of the ended wait.
-        self._held: dict[Owner, list[tuple[Task, int]]] = {}
+        self._held: dict[Scheduled, list[tuple[Task, int]]] = {}
 
     def call_at(self, at: float, function: Callable[[], object]) -> None:
         """Schedule an event outside tasks: of the network, or a fault."""
         self._numbers += 1
         heappush(self._agenda, (at, self._numbers, None, 0, function))
 
-    def spawn(self, process: Owner, name: str, target: Callable[[], object]) -> Task:
+    def spawn(self, process: Scheduled, name: str, target: Callable[[], object]) -> Task:
         """A new task; its first turn comes right after the current one."""
 
         def run() -> None:
@@ -161,7 +161,7 @@ class Scheduler:
             self.call_at(task.process.stopped_until, lambda: self.go_on(task.process))
         held.append((task, token))
 
-    def go_on(self, process: Owner) -> None:
+    def go_on(self, process: Scheduled) -> None:
         """Give turns to tasks that were due while this process was stopped, unless it is stopped again."""
         held = self._held.pop(process, None)
         if held is None:

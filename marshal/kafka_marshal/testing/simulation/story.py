@@ -32,7 +32,7 @@ from kafka_marshal.logs import RateLimit
 from kafka_marshal.node.coordination_topic import required_settings
 from kafka_marshal.testing.simulation.batch_checks import BatchChecks, is_waiting
 from kafka_marshal.testing.simulation.checks import Checks
-from kafka_marshal.testing.simulation.faults import PAUSE_INTERVALS, Clients, Data, Faults
+from kafka_marshal.testing.simulation.faults import PAUSE_INTERVALS, Clients, Data, FaultInjector
 from kafka_marshal.testing.simulation.in_checkpoints import PLANNED
 from kafka_marshal.testing.simulation.interrupting import interrupted_between
 from kafka_marshal.testing.simulation.ledger import OUTPUT_PARTITIONS, OUTPUTS
@@ -394,7 +394,7 @@ class _Story:
         self.data.on_message = self.checks.accounts.published
         self.clients = Clients(scenario, self.network, self.checks, worker)
         self.checks.accounts.counted.states.files = self.clients.store.files
-        self.faults = Faults(scenario, self.network, self.checks, self.clients, self.data)
+        self.faults = FaultInjector(scenario, self.network, self.checks, self.clients, self.data)
 
     # Setting up.
 
