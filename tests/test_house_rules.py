@@ -157,7 +157,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "checkpoints": (3, 590),
     "cli": (23, 7_740),
     "client": (32, 10_900),
-    "engine": (59, 18_390),
+    "engine": (59, 18_400),
     "kafka_marshal": (14, 2_800),
     "metrics": (6, 1_580),
     "node": (17, 4_470),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (336, 103_180)
+MOST_OF_ALL = (336, 103_190)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
