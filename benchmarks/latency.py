@@ -35,7 +35,7 @@ class OwnRoundTrip:
         """Seconds until a Tick is applied and the waiting thread knows."""
         wanted = self._seen + 1
         began = time.perf_counter()
-        with self._driver.locked() as engine:
+        with self._driver.lock.locked() as engine:
             engine.outbox.append(number % COORDINATION_PARTITIONS, Tick(*engine.ids))
         with self._driver.condition:
             self._driver.wait_for(lambda: self._seen >= wanted, 10)

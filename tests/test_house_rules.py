@@ -490,7 +490,7 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.groups.member.Membership": (28, 18),
     "kafka_marshal.engine.shares.consumer.SharedAssignment": (30, 7),
     "kafka_marshal.engine.work.assignment.Assignment": (41, 17),
-    "kafka_marshal.engine.work.consumer.ConsumerEngine": (35, 19),
+    "kafka_marshal.engine.work.consumer.ConsumerEngine": (34, 19),
     "kafka_marshal.engine.work.delivery.Delivery": (34, 14),
     "kafka_marshal.engine.work.lanes.Lanes": (41, 22),
     "kafka_marshal.engine.work.positions.Positions": (29, 9),

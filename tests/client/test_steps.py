@@ -285,7 +285,7 @@ def test_an_own_beat_is_read_as_soon_as_it_is_in_the_log(groups: Groups) -> None
     assert before is not None
     last_beat = before.last_beat
     beat = GroupHeartbeat(*driver.engine.ids, a.consumer.member_id, a.consumer.generation)
-    with driver.locked() as engine:
+    with driver.lock.locked() as engine:
         engine.take(None, engine.outbox.append, groups.home, beat)
     wait_until(lambda: before.last_beat > last_beat)
 

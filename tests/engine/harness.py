@@ -519,7 +519,7 @@ class Member:
             elif offsets := log.offsets(position, limit):
                 self.fetching[key] = (number, offsets[-1] + 1)
                 messages: list[Message] = [FakeMessage(key, offset) for offset in offsets]
-                self.engine.take(number, self.engine.consumers[number].fetched, key, messages, self.clock())
+                self.engine.take(number, self.engine.consumers[number].delivery.fetched, key, messages, self.clock())
                 self.carry_out_all()
                 came += len(messages)
         return came

@@ -214,7 +214,7 @@ class Replay:
                 return [now]
             case "outbox.append", (cp, record):
                 return [cp, decode(b64decode(record), SUPPORTED_LEVEL)]
-            case (("fetched" | {"come": _}), (topic, partition, stretches, *rest)):
+            case (("delivery.fetched" | {"come": _}), (topic, partition, stretches, *rest)):
                 messages = [_Message(topic, partition, each) for each in offsets_in(stretches)]
                 return [(topic, partition), messages, *(from_json(each, self._own) for each in rest)]
             case "delivery.finish", (groups, sizes, now):

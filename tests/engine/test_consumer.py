@@ -140,7 +140,7 @@ def test_messages_fetched_before_a_loss_and_delivered_after_it_are_dropped() -> 
     late = [FakeMessage(T0, at) for at in range(10)]
     evict(net, member)
     net.tick()
-    member.consumers[0].fetched(T0, late, net.now)  # type: ignore[arg-type]
+    member.consumers[0].delivery.fetched(T0, late, net.now)  # type: ignore[arg-type]
     assert member.take() is None
 
 

@@ -48,7 +48,7 @@ class Stopped:
         assert thread.is_alive()
 
     def _hold(self, held: threading.Event) -> None:
-        with self._bench.marshal._driver.locked(step=False):
+        with self._bench.marshal._driver.lock.locked(step=False):
             held.set()
             self.goes_on.wait(10)
 

@@ -6,7 +6,7 @@ from tests.mutants.mutation import Mutation
 
 _LARGER = "self._finish(assignment, position if offset is None else max(position, offset), now)"
 _COMMIT = "transactions.commit(run, outputs, lambda: self._turn() is True)"
-_TOLD = "with self._consumer._driver.locked(): self._consumer._take(self._consumer._engine.delivery.done_run, run)"
+_TOLD = "with self._consumer._driver.lock.locked(): self._consumer._take(self._consumer._engine.delivery.done_run, run)"
 _OFFSET = "producer.commit(self._group_id, assignment.key, run.last + 1, metadata, timeout_s)"
 
 TRANSACTIONS: tuple[Mutation, ...] = (

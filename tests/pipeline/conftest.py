@@ -13,7 +13,7 @@ def wait_until_takeable(consumer: RangeConsumer, partitions: int) -> None:
     """Until there are ranges of that many partitions: assignment() names one before its on_assign has returned."""
 
     def takeable() -> bool:
-        with consumer._driver.locked(step=False):
+        with consumer._driver.lock.locked(step=False):
             return len(consumer._delivery.open(consumer._driver.now_ms())) == partitions
 
     wait_until(takeable, what=f"{partitions} partitions can be taken")

@@ -93,7 +93,7 @@ def test_kill_9_of_a_process_with_several_shares_a_standby_has_all_of_them_at_on
     worker.do("assign", [[0, outer], [1, first], [2, []]])
 
     def shares(client: str = "a") -> int:
-        with watched.watcher._driver.locked() as engine:
+        with watched.watcher._driver.lock.locked() as engine:
             leases = [lease for world in engine.worlds.values() for lease in world.leases()]
             return sum(each.client_id == client for lease in leases for each in lease.shares or ())
 

@@ -262,8 +262,8 @@ class Session:
     @contextmanager
     def locked(self) -> Iterator[Engine]:
         """Access to the engine and the worlds; raises the error that ended the session, if there is one."""
-        with self.driver.locked() as engine:
-            self.driver.check()
+        with self.driver.lock.locked() as engine:
+            self.driver.lock.check()
             yield engine
 
     def wait_for(self, met: Callable[[], object], until: float) -> bool:
@@ -274,7 +274,7 @@ class Session:
         with self.driver.condition:
             left_s = max(0.0, until - self.now_ms()) / 1000
             done = bool(self.driver.wait_for(lambda: bool(met()) or self.is_gone(), left_s))
-            self.driver.check()
+            self.driver.lock.check()
             if self.is_gone():
                 self.is_gone = never
                 raise CallerGoneError

@@ -423,7 +423,7 @@ class Consumer(Renamed, Generic[C]):
         runtime, stop = consumer._driver.cluster.runtime, consumer._stop_signal
         clock, clock_id = runtime.clock_gettime, (runtime.clock_id,)
         while True:
-            consumer._driver.refuse_fork()
+            consumer._driver.life.refuse_fork()
             try:
                 run, answer = await awaited(consumer._driver.servants, consumer._serve_run, undo=consumer._undo)
             except EndedError:

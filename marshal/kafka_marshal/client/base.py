@@ -104,7 +104,7 @@ class ShowsCommitted:
         """What a function of the time (own clock, ms) finds in the engine, under the lock."""
 
         def look() -> T:
-            with self._driver.locked(step=False):
+            with self._driver.lock.locked(step=False):
                 return found(self._driver.now_ms())
 
         return self._driver.call(look)
@@ -212,8 +212,8 @@ class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Renamed, Generic[S]):
     ) -> None:
         driver = self._driver
         if settings.group is None:
-            driver.read_all()
-        with driver.locked() as engine:
+            driver.upkeep.scope.read_all()
+        with driver.lock.locked() as engine:
             if settings.group is None and is_coordinated(driver.replica.worlds, engine.settings.group_id):
                 raise coordinated_group(engine.settings.group_id)
             taken = [t for c in engine.consumers.values() for t in c.subscription.names if t in subscription.names]
@@ -245,7 +245,7 @@ class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Renamed, Generic[S]):
         """Ends the loops after stop() or close(); raises what went wrong. The lock is held."""
         if self._closed or self._stop_signal:
             return True
-        self._driver.check()
+        self._driver.lock.check()
         if self._engine.errors and (error := self._take(self._engine.take_error)) is not None:
             raise error
         if (failure := self._engine.source.failure) is not None:
@@ -256,7 +256,7 @@ class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Renamed, Generic[S]):
         """Begin a call for messages; returns its deadline or None. Raises ClosedError. (A user's thread.)"""
         driver = self._driver
         if (self._closed or driver.is_over) and not exiting:
-            driver.refuse_fork()
+            driver.life.refuse_fork()
             raise ClosedError(
                 "this consumer is closed, by itself or with its Marshal: it hands out nothing more. What was not done "
                 "by then comes again, here or at others. Make a new one, or end the loop: while not marshal.stopping"
@@ -270,7 +270,7 @@ class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Renamed, Generic[S]):
     def _wait_stopped(self, deadline: float | None) -> None:
         """After stop() nothing is delivered, but the call still waits until its deadline. (A user's thread.)"""
         driver = self._driver
-        driver.refuse_fork()
+        driver.life.refuse_fork()
 
         def serve(is_gone: Callable[[], bool]) -> None:
             until = driver.monotonic() + STOPPED_S if deadline is None else deadline
@@ -355,7 +355,7 @@ class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Renamed, Generic[S]):
             self._driver.post(partial(self._answer, checkpoints.restored, asked.attempt, None, False))
 
     def _answer(self, function: Callable[[*Ts, float], object], *of: *Ts) -> None:
-        with self._driver.locked():
+        with self._driver.lock.locked():
             self._take(function, *of)
 
     def _completed(self, checkpoint: int) -> None:
@@ -421,7 +421,7 @@ class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Renamed, Generic[S]):
             timeout = arguments.seconds("timeout", timeout)
         if self._closed:
             return
-        self._driver.refuse_fork()
+        self._driver.life.refuse_fork()
         self._limit.lower(timeout)
         in_callback = calling.get() is not None
         carry_out(
@@ -438,7 +438,7 @@ class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Renamed, Generic[S]):
         if not in_callback:
             self._leaving.end_work(self._limit)
         self._leaving.identify()
-        with self._driver.locked():
+        with self._driver.lock.locked():
             self._leaving.begin(self._limit, in_callback)
         end_all(self._driver, [self], in_callback)
         self._leaving.end(self._limit)

@@ -39,7 +39,7 @@ class Look:
         """Its answer, under the engine's lock."""
 
         def locked() -> T:
-            with self._driver.locked(step=False):
+            with self._driver.lock.locked(step=False):
                 return read()
 
         try:

@@ -311,18 +311,18 @@ class CheckpointingMember(AnyConsumer[Any]):
                 f"rollback(): group {self._marshal.group_id!r} has no {what} to go back to: {there}. Nothing was "
                 f"changed. kafka-marshal checkpoints {quote(self._marshal.group_id)} lists them"
             )
-        with self._driver.locked():
+        with self._driver.lock.locked():
             if (found := self._ready()) is not None:
                 self._take(found.go_back, to)
 
     def _carry_out_checkpoint(self) -> None:
-        with self._driver.locked():
+        with self._driver.lock.locked():
             if (found := self._ready()) is not None:
                 self._take(found.take)
 
     def _ready(self) -> MemberCheckpoints | None:
         self._drain()
-        self._driver.check()
+        self._driver.lock.check()
         if self._member.failure is not None:
             raise self._member.failure
         return self._member.checkpoints

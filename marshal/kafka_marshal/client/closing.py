@@ -112,7 +112,7 @@ class Leaving:
 
     def identify(self) -> None:
         """Look up the ids of topics with done messages that the log and the cluster have not given yet (P12)."""
-        with self._driver.locked():
+        with self._driver.lock.locked():
             names = self._driver.engine.take(self._engine.number, self._engine.positions.marks.lacking)
         if names:
             try:
@@ -121,7 +121,7 @@ class Leaving:
                 text = "positions are released without saying which topic they are of: %s"
                 log(logging.DEBUG, "topics_not_found", text, error)
                 return
-            with self._driver.locked():
+            with self._driver.lock.locked():
                 self._driver.engine.take(self._engine.number, self._engine.positions.marks.learn, infos)
 
     def begin(self, limit: Limit, in_callback: bool) -> None:
@@ -176,7 +176,7 @@ class Leaving:
 
     def abandon(self) -> None:
         """Stop delivering, without a release (terminate)."""
-        with self._driver.locked():
+        with self._driver.lock.locked():
             self._driver.engine.take(self._engine.number, self._engine.abandon, self._driver.now_ms())
 
     def await_answers(self) -> None:
@@ -313,7 +313,7 @@ def _await_callbacks(driver: Driver, consumers: Sequence[Member], for_good: bool
     if is_cut_off() or not (running() or _hung(driver, consumers, now)):
         return ""
     dropped = driver.effects.callbacks.drop(consumers)
-    with driver.locked():
+    with driver.lock.locked():
         for call in dropped:
             if call.dropped is not None:
                 call.dropped(now)

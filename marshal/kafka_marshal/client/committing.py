@@ -114,7 +114,7 @@ class Transacting:
             self._settle(block, error)
         else:
             self._failed.pop(key, None)
-            with self._consumer._driver.locked():
+            with self._consumer._driver.lock.locked():
                 self._consumer._take(self._purgatory.committed, run)
             for each in held:
                 if each.error is not None and self._letters is not None:
@@ -141,7 +141,7 @@ class Transacting:
             most = len(held)
         else:
             self._tries.end(error)
-        with self._consumer._driver.locked():
+        with self._consumer._driver.lock.locked():
             self._consumer._take(self._purgatory.failed, run, most)
             if letter is not None:
                 self._consumer._take(self._consumer._engine.delivery.finish, [letter])
@@ -205,7 +205,7 @@ class Committers:
 
     def start(self) -> None:
         """Begin to commit (the feeder)."""
-        with self._driver.locked(step=False):
+        with self._driver.lock.locked(step=False):
             consumer = self._consumer._engine
             self._driver.engine.take(consumer.number, consumer.delivery.in_lanes.purgatory.open)
         self._start_one()
@@ -237,7 +237,7 @@ class Committers:
                 self._news.wait(min(left, LOOK_S))
             self._is_over = True
             self._news.notify_all()
-        with self._driver.locked():
+        with self._driver.lock.locked():
             self._consumer._drain()
             self._consumer._take(self._consumer._engine.delivery.in_lanes.purgatory.close)
 
@@ -281,7 +281,7 @@ class Committers:
     def _await_block(self) -> Block | None:
         while not self._is_over:  # checked without the lock: it is late by at most LOOK_S
             is_last, self._unheard = self._is_urgent and not self._transacting.under_way, 0
-            with self._driver.locked(step=False):
+            with self._driver.lock.locked(step=False):
                 self._consumer._drain()
                 purgatory = self._consumer._engine.delivery.in_lanes.purgatory
                 found = self._consumer._take(purgatory.next_block, self._is_urgent)

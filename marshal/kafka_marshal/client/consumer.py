@@ -348,7 +348,7 @@ class Consumer(FetchingConsumer["Consumer"]):
 
     def _ask(self, function: Callable[..., T], *args: object, undo: Callable[[T], object] | None = None) -> Reply[T]:
         self._left = None
-        self._driver.refuse_fork()
+        self._driver.life.refuse_fork()
         if self._driver.is_over:
             raise EndedError("this Marshal is closed; make a new one")
         return self._driver.servants.ask(function, *args, undo=undo)
@@ -505,7 +505,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         self._driver.call(self._carry_out_pause, wanted, paused)
 
     def _carry_out_pause(self, wanted: set[Key] | None, paused: bool) -> None:
-        with self._driver.locked():
+        with self._driver.lock.locked():
             check_partitions(self._engine.subscription, wanted or ())
             if keys := self._take(self._engine.pause, wanted, paused):
                 reader = self._fetcher.reader
@@ -525,7 +525,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         self._driver.call(self._carry_out_seek, topic, partition, offset, arguments.a_flag("force", force))
 
     def _carry_out_seek(self, topic: str, partition: int, offset: int, force: bool) -> None:
-        with self._driver.locked(step=False):
+        with self._driver.lock.locked(step=False):
             check_partitions(self._engine.subscription, [(topic, partition)])
         if not force and not under_lock.get():  # no thread may wait for the lock during a look-up
             marks = self._driver.cluster.watermarks([(topic, partition)], LOOKUP_TIMEOUT_S)
@@ -536,7 +536,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                     "that. Nothing was changed. Was the topic recreated, or is the sink another topic's? "
                     "seek(..., force=True) insists"
                 )
-        with self._driver.locked():
+        with self._driver.lock.locked():
             if self._driver.engine.take(self._engine.number, self._engine.seek, (topic, partition), offset):
                 return
         position = {x[:2]: x.offset for x in self.assignment()}.get((topic, partition), -1)

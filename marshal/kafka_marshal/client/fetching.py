@@ -235,7 +235,7 @@ class Fetcher:
         if room > 0 and not self._held_up:
             return
         number, fetched = self._engine.number, tuple(self._fetched)
-        with self._driver.locked(step=False) as engine:
+        with self._driver.lock.locked(step=False) as engine:
             of = self._engine, fetched, tuple(self._held_up), room, self._driver.now_ms()
             changes = engine.take(number, hold_up, *of) or {}
             self._change(changes)
@@ -246,7 +246,7 @@ class Fetcher:
 
     def hold_up_stuck(self) -> None:
         """Stop fetching partitions that are stuck in lanes, so that a read can wait for the others."""
-        with self._reading, self._driver.locked(step=False) as engine:
+        with self._reading, self._driver.lock.locked(step=False) as engine:
             of = self._engine, tuple(self._fetched), self._driver.now_ms()
             changes = engine.take(self._engine.number, hold_up_stuck, *of) or {}
             self._held_up |= set(changes)
@@ -300,7 +300,7 @@ class Fetcher:
         topics = set() if one is not None else {topic for topic, _ in (*fetched, *self._fetched)}
         parts = list(runs(messages, one, topics))
         number, now, mean = self._engine.number, self._driver.now_ms(), mean_bytes(messages)
-        with self._driver.locked(step=False) as engine:
+        with self._driver.lock.locked(step=False) as engine:
             if then is not None and len(parts) == 1 and not (faults or ends) and is_of_now(parts[0][0]):
                 key, group = parts[0]
                 if then(key, group, mean):
@@ -310,7 +310,7 @@ class Fetcher:
             engine.take(number, self._engine.delivery.memory.read, len(messages), mean)
             for key, group in parts:
                 if is_of_now(key):
-                    engine.take(number, self._engine.fetched, key, group, now)
+                    engine.take(number, self._engine.delivery.fetched, key, group, now)
                     self.monitor.received(key, (group[-1].offset() or 0) + 1)
                     self._driver.lock.empty_outbox()  # what follows of this partition may be of an old position now
                     self._failed_at.pop(key, None)
@@ -335,7 +335,7 @@ class Fetcher:
             "reading messages was interrupted before they were noted; they are fetched again, and nothing is lost. "
             "This is a fault of a callback, or of kafka-marshal: please report it with the traceback before this line",
         )
-        with self._driver.locked(step=False):
+        with self._driver.lock.locked(step=False):
             for key in list(self._fetched):
                 self._fetch_anew(key)
 
@@ -347,7 +347,7 @@ class Fetcher:
     def _mend(self, missing: list[Key]) -> None:
         """Read again partitions that deliver nothing though the log has messages; the next try uses a new client."""
         monitor = self.monitor
-        with self._driver.locked(step=False):
+        with self._driver.lock.locked(step=False):
             assignments, recent = self._engine.assignments, self._driver.monotonic() - FAILS_FOR_S
             excused = [
                 key
@@ -365,7 +365,7 @@ class Fetcher:
             return
         if tries == 0:
             log(logging.WARNING, "reader_deaf", "%s: it reads again from there", monitor.what(stalled))
-            with self._driver.locked(step=False):
+            with self._driver.lock.locked(step=False):
                 for key in stalled:
                     self._fetch_anew(key)
         else:
@@ -378,7 +378,7 @@ class Fetcher:
         """Continue with a new client from what was noted: librdkafka's may be stuck for good (a frozen broker)."""
         self._renewed_at = self._driver.monotonic()
         new = self._open()
-        with self._driver.locked(step=False):
+        with self._driver.lock.locked(step=False):
             old, self.reader = self.reader, new
             found = {key: x for key in self._fetched if (x := self._engine.assignments.get(key)) and not x.over}
             self._fetched = {}
@@ -533,7 +533,7 @@ class FetchingConsumer(AnyConsumer[S]):
         if self._options.settings.at_most_once:
             return
         if self._driver.life.forked:
-            self._driver.refuse_fork()
+            self._driver.life.refuse_fork()
         self._inbox.append(what)
         if self._engine.schedule.is_moving:
             self._nudge()
@@ -548,7 +548,7 @@ class FetchingConsumer(AnyConsumer[S]):
 
     def _hear(self) -> None:
         self._nudged = False
-        with self._driver.locked():
+        with self._driver.lock.locked():
             self._drain()  # reports that came after close()
 
     def park(self, message: Message, reason: str) -> None:
@@ -637,7 +637,7 @@ class FetchingConsumer(AnyConsumer[S]):
     def _undo(self, run: Run | None) -> None:
         """Take back a run that did not reach the thread that asked for it, or that the thread has left."""
         if run is not None and not self._closed:
-            with self._driver.locked(step=False):
+            with self._driver.lock.locked(step=False):
                 self._take(self._delivery.undo_run, run)
 
     def _serve_run(self, is_gone: Callable[[], bool], left: Run | None = None) -> Run | None:
@@ -656,14 +656,14 @@ class FetchingConsumer(AnyConsumer[S]):
     def _recall_hand(self) -> None:
         """Put back what ``poll`` has not taken yet: it comes first."""
         if self._hand.run is not None or self._hand.in_doubt:
-            with self._driver.locked(step=False):
+            with self._driver.lock.locked(step=False):
                 self._take(self._hand.regather, self._engine)
 
     def _serve_hand(self, is_gone: Callable[[], bool], deadline: float | None, collected: Sequence[Run]) -> Run | None:
         hand, until = self._hand, inf if deadline is None else deadline
         if self._options.settings.at_most_once:
             return self._pull(GrantedPull(self._engine, hand, deadline=until, collected=collected), is_gone)
-        with self._driver.locked(step=False):
+        with self._driver.lock.locked(step=False):
             self._take(hand.settle, self._engine, bool(collected), hand.in_doubt)
         return self._pull(Pull(self._engine, hand, deadline=until, collected=collected), is_gone, hand.size)
 
@@ -685,7 +685,8 @@ class FetchingConsumer(AnyConsumer[S]):
         def take(function: Callable[[*Ts, Wanted, float], Step], *of: *Ts) -> None:
             """Find the next step; the lock is held."""
             wanted = Wanted(max_messages, iterating, self._driver.monotonic(), came, waited)
-            step = self._take(function, *of, wanted)
+            engine, number = self._driver.engine, self._engine.number
+            step = engine.take(number, function, *of, wanted, self._driver.now_ms())
             fetcher.look()
             found.append((step, self._delivery.is_held_up(self._driver.now_ms())))
 
@@ -697,7 +698,7 @@ class FetchingConsumer(AnyConsumer[S]):
 
         while True:
             if not found:
-                with self._driver.locked(step=False):
+                with self._driver.lock.locked(step=False):
                     if is_gone() or self._is_over():
                         if left is not None:
                             self._take(self._delivery.undo_run, left)
@@ -725,13 +726,13 @@ class FetchingConsumer(AnyConsumer[S]):
 
     def _await(self, pull: Pull, grant: Grant) -> None:
         """Wait until our replica has applied the ClaimingMessages (C13); meanwhile, fetch the next batch."""
-        with self._driver.locked(step=False):
+        with self._driver.lock.locked(step=False):
             room = self._take(pull.room) or 0  # None: closed since, by another thread
             self._fetcher.look()
         self._fetcher.fill(room, lambda: grant.is_answered)
         with self._driver.condition:
             self._driver.wait_for(lambda: grant.is_answered, None)
-        with self._driver.locked(step=False):
+        with self._driver.lock.locked(step=False):
             self._take(pull.answered, grant)
 
     def _say_in_hand(self, error: Exception) -> None:
@@ -746,7 +747,7 @@ class FetchingConsumer(AnyConsumer[S]):
 
     def _first_undone(self) -> Message | None:
         """The first message that user threads have taken and not done, of the first partition that has one."""
-        with self._driver.locked(step=False):
+        with self._driver.lock.locked(step=False):
             self._drain()
             for _, assignment in sorted(self._engine.assignments.items()):
                 for run in assignment.tracker.runs.values():

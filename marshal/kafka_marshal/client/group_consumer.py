@@ -154,12 +154,12 @@ class GroupMember(CheckpointingMember):
         return -1 if piece is None else piece.epoch
 
     def _carry_out_commit(self, timeout: float) -> None:
-        with self._driver.locked():
+        with self._driver.lock.locked():
             self._drain()
             self._take(self._driver.engine.commit, self._engine.number)
         with self._driver.condition:
             is_over = self._driver.wait_for(lambda: self._is_committed() or self._member.failure is not None, timeout)
-            self._driver.check()
+            self._driver.lock.check()
             if self._member.failure is not None:
                 raise self._member.failure
             if not is_over:

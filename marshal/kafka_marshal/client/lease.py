@@ -31,15 +31,15 @@ from rationalizer.holes import Hole
 def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partition: int, timeout: float) -> Lease:
     """Carry out ``Marshal.claim`` on one of our threads. is_gone: the caller has left. Raises the same errors."""
     key = (topic, partition)
-    driver.read_all()
+    driver.upkeep.scope.read_all()
     deadline = driver.monotonic() + timeout
     _check_partition(driver, topic, partition)
     with driver.condition:
         # While our earlier release is under way, the lease is neither ours nor free.
         is_going = driver.engine.book.is_releasing
         driver.wait_for(lambda: is_gone() or not is_going(key), max(0.0, timeout))
-    with driver.locked() as engine:
-        driver.check()
+    with driver.lock.locked() as engine:
+        driver.lock.check()
         _check_lease_name(driver, topic, partition)
         if is_coordinated(driver.replica.worlds, engine.settings.group_id):
             raise coordinated_group(engine.settings.group_id)
@@ -60,8 +60,8 @@ def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partiti
             lambda: is_gone() or manual.is_proven or bool(manual.loss) or manual.refusal == codes.WRONG_KIND,
             max(0.0, deadline - driver.monotonic()),
         )
-        driver.check()
-    with driver.locked() as engine:
+        driver.lock.check()
+    with driver.lock.locked() as engine:
         held = engine.leases.peers.lease(key)
         refused = manual.is_proven and held is not None and kafka_counts(held.progress)
         in_the_way = _in_the_way(held.progress) if manual.is_proven and held is not None else []
@@ -207,14 +207,14 @@ class Lease(OneProcess, WithBlock):
         return self._driver.call(self._last_offset)
 
     def _last_offset(self) -> int | None:
-        with self._driver.locked(step=False) as engine:
+        with self._driver.lock.locked(step=False) as engine:
             lease = engine.peers.lease(self._manual.key)
             return None if lease is None or lease.progress.stable < 0 else lease.progress.stable
 
     def require(self) -> None:
         """Raise LeaseLostError unless the lease is valid. Call it before a step that can't be undone."""
         if not self.valid:
-            self._driver.refuse_fork()
+            self._driver.life.refuse_fork()
             raise LeaseLostError(self._lost_message())
 
     def heartbeat(self, last_offset: int | None = None) -> None:
@@ -223,7 +223,7 @@ class Lease(OneProcess, WithBlock):
 
     def _heartbeat(self, last_offset: int | None) -> None:
         self.require()
-        with self._driver.locked() as engine:
+        with self._driver.lock.locked() as engine:
             answer = engine.take(None, self._manual.beat, last_offset, self._driver.now_ms())
         self._await(answer, f"heartbeat({last_offset})")
 
@@ -237,7 +237,7 @@ class Lease(OneProcess, WithBlock):
 
     def _grant(self, last_offset: int) -> None:
         self.require()
-        with self._driver.locked() as engine:
+        with self._driver.lock.locked() as engine:
             answer = engine.take(None, self._manual.grant, last_offset, self._driver.now_ms())
         self._await(answer, f"grant({last_offset})")
 
@@ -248,7 +248,7 @@ class Lease(OneProcess, WithBlock):
     def _release(self, last_offset: int | None) -> None:
         if self._manual.loss or self._manual.is_released:
             return
-        with self._driver.locked() as engine:
+        with self._driver.lock.locked() as engine:
             engine.take(None, self._manual.release, last_offset, self._driver.now_ms())
         with self._driver.condition:
             self._driver.wait_for(
@@ -260,7 +260,7 @@ class Lease(OneProcess, WithBlock):
         timeout_s = ANSWER_INTERVALS * self._manual.lease.heartbeat_interval_ms / 1000
         with self._driver.condition:
             self._driver.wait_for(lambda: answer.accepted is not None, timeout_s)
-            self._driver.check()
+            self._driver.lock.check()
         if answer.accepted:
             return
         if answer.accepted is None:

@@ -143,7 +143,7 @@ class Ending:
                     _call_off(watchdog)  # it would release what must be kept
                     for consumer in self.consumers:
                         consumer._leaving.abandon()
-                    with driver.locked() as engine:
+                    with driver.lock.locked() as engine:
                         engine.take(None, engine.last_words, driver.now_ms())
                 driver.flush(CLOSE_TIMEOUT_S)
                 if release and self._release_unseen(driver):
@@ -163,7 +163,7 @@ class Ending:
     @staticmethod
     def _release_unseen(driver: Driver) -> bool:
         """Release what the log may grant after this: no heartbeat follows that would. Whether there was any."""
-        with driver.locked() as engine:
+        with driver.lock.locked() as engine:
             return engine.failure is None and bool(engine.take(None, engine.release_unseen, driver.now_ms()))
 
     def _release_all(self, driver: Driver, in_callback: bool) -> None:
@@ -174,7 +174,7 @@ class Ending:
             consumer._leaving.end_work(consumer._limit)
         for consumer in consumers:
             consumer._leaving.identify()
-        with driver.locked() as engine:
+        with driver.lock.locked() as engine:
             for consumer in consumers:
                 consumer._leaving.begin(consumer._limit, in_callback)
             manual = list(engine.leases.manual.values())
@@ -237,7 +237,7 @@ class Watched:
         from kafka_marshal.metrics.server import MetricsServer, checked_address  # not for a Marshal that serves nothing
 
         port, host = checked_address(port, host)
-        self._meter.driver.refuse_fork()
+        self._meter.driver.life.refuse_fork()
         if self._closed or self._meter.driver.is_over:
             raise ClosedError("this Marshal is closed; make a new one")
         mine = ref(self)
@@ -680,8 +680,8 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
         self._driver.call(self._check)
 
     def _check(self) -> None:
-        with self._driver.locked(step=False):
-            self._driver.check()
+        with self._driver.lock.locked(step=False):
+            self._driver.lock.check()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if error is not None:

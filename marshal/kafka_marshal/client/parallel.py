@@ -126,7 +126,7 @@ class Runner:
         in_lanes = consumer._delivery.in_lanes
         # The caller of the run before may be gone.
         _wait(consumer, lambda: (before := in_lanes.lanes.owner) is None or not before.is_ending)
-        with self._driver.locked(step=False):
+        with self._driver.lock.locked(step=False):
             lanes = in_lanes.lanes
             if lanes.owner is not None:
                 raise ConfigurationError("run(…) of this consumer is under way already. Nothing was changed")
@@ -165,7 +165,7 @@ class Runner:
                 self._workers.put(self._lanes.reopened(now))
                 self._workers.look(now)
                 self._tries.failures.look(now)
-                with self._driver.locked(step=False):
+                with self._driver.lock.locked(step=False):
                     if self._consumer._is_over():
                         break
                     self._look(now)
@@ -198,7 +198,7 @@ class Runner:
     def _read_on(self) -> float | None:
         """Nothing can be delivered: wait for messages, or, if some wait for messages in flight, for those."""
         fetcher = self._consumer._fetcher
-        with self._driver.locked(step=False):
+        with self._driver.lock.locked(step=False):
             is_waiting = self._consumer._delivery.is_waiting
             fetcher.look()
         if not is_waiting:
@@ -277,7 +277,7 @@ class Runner:
         """Handle what waits below what is done, where a checkpoint can't name that: it would come again (X13)."""
         tries = self._tries
         while tries.error is None and not (self._call.is_ending or is_gone() or self._driver.is_over):
-            with self._driver.locked(step=False):
+            with self._driver.lock.locked(step=False):
                 are_open = self._lanes.close_gaps()
             now = self._runtime.now_ms()
             if not are_open or self._runtime.monotonic() >= until:
@@ -288,5 +288,5 @@ class Runner:
 
     def _give_back(self) -> None:
         """Give back messages in flight that no handler has: they come again, here or elsewhere."""
-        with self._driver.locked():
+        with self._driver.lock.locked():
             self._consumer._take(self._consumer._engine.delivery.give_back)

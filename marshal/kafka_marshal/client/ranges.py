@@ -98,7 +98,7 @@ class RangeTaker:
 
     def open_keys(self, ends: Mapping[Key, int] | None) -> list[Key] | None:
         """Partitions to take from; None: the consumer has ended."""
-        with self._driver.locked(step=False):
+        with self._driver.lock.locked(step=False):
             if self._consumer._is_over():
                 return None
             keys = self._open()
@@ -133,12 +133,12 @@ class RangeTaker:
         if not keys:
             return []
         marks = self._marks.look_up(keys)
-        with self._driver.locked(step=False):
+        with self._driver.lock.locked(step=False):
             found = self._consumer._engine.assignments
             new = {key[0] for key, (_, end) in marks.items() if key in found and found[key].tracker.open_from() < end}
         # No reader would notice here. The answer is younger than the log ends: those are of this topic.
         infos = self._driver.cluster.topic_info(sorted(new), LOOKUP_TIMEOUT_S) if new else {}
-        with self._driver.locked():
+        with self._driver.lock.locked():
             for name, info in infos.items():
                 known = self._consumer._engine.subscription.topic_id(name)
                 if known is not None and info.topic_id not in ("", known):
@@ -148,7 +148,7 @@ class RangeTaker:
         return self._take(_bounded(marks, ends), max_records, only_full=False)
 
     def _take(self, marks: Marks, max_records: int, *, only_full: bool) -> list[RangeRun]:
-        with self._driver.locked(step=False):
+        with self._driver.lock.locked(step=False):
             if self._consumer._is_over():
                 return []
             runs = self._consumer._take(self._consumer._delivery.take_if, marks, max_records, only_full) or []
@@ -161,13 +161,13 @@ class RangeTaker:
         try:
             with self._driver.condition:
                 self._driver.wait_for(lambda: all(map(self._consumer._delivery.is_answered, runs)), None)
-            with self._driver.locked():
+            with self._driver.lock.locked():
                 while waiting:
                     run = waiting.pop()
                     if self._consumer._take(self._consumer._delivery.collect_range, run):
                         granted.insert(0, run)
         except BaseException:  # Ctrl-C while waiting: the caller won't get what was granted
-            with self._driver.locked():
+            with self._driver.lock.locked():
                 self._consumer._take(self._consumer._delivery.lose, granted, waiting)
             raise
         return granted
@@ -244,7 +244,7 @@ class RangeConsumer(AnyConsumer["RangeConsumer"]):
         self._driver.call(self._look_ahead)
 
     def _look_ahead(self) -> None:
-        with self._driver.locked(step=False):
+        with self._driver.lock.locked(step=False):
             if self._closed:
                 return
             keys = [key for key, x in self._engine.assignments.items() if x.shown and not x.releasing]
@@ -263,7 +263,7 @@ class RangeConsumer(AnyConsumer["RangeConsumer"]):
         return self._driver.call(self._done, _checked(ranges), flush, together)
 
     def _done(self, ranges: list[OffsetRange], flush: bool, together: bool) -> list[OffsetRange]:
-        with self._driver.locked():
+        with self._driver.lock.locked():
             of = self._engine.number, ranges, flush, together
             return self._take(self._driver.engine.done_ranges, *of) or []
 
@@ -275,7 +275,7 @@ class RangeConsumer(AnyConsumer["RangeConsumer"]):
         self._driver.call(self._give_back, _checked(ranges))
 
     def _give_back(self, ranges: list[OffsetRange]) -> None:
-        with self._driver.locked():
+        with self._driver.lock.locked():
             self._take(self._delivery.give_back_ranges, ranges)
 
     def is_valid(self, given: OffsetRange) -> bool:
@@ -343,7 +343,7 @@ class RangeConsumer(AnyConsumer["RangeConsumer"]):
         return self._driver.call(self._is_done, ends)
 
     def _is_done(self, ends: Mapping[Key, int]) -> bool:
-        with self._driver.locked(step=False):
+        with self._driver.lock.locked(step=False):
             return all(self._engine.known_stable(key) >= end - 1 for key, end in ends.items())
 
     def wait_done(self, ends: Mapping[Key, int], timeout: float) -> bool:
@@ -389,7 +389,7 @@ class GroupRangeConsumer(GroupMember, RangeConsumer):
 
     def _ask_for(self, ends: Mapping[Key, int]) -> None:
         """Begin a checkpoint if something below these ends is done that the newest one does not see."""
-        with self._driver.locked():
+        with self._driver.lock.locked():
             found = self._member.checkpoints
             if found is None or found.newest is None or found.shown.barrier is not None:
                 return

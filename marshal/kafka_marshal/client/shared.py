@@ -119,7 +119,7 @@ class ShareConsumer(Consumer):
     """Delivers batches of the partitions that it shares. Made by ``marshal.consumer(…, mode=Batches())``."""
 
     def _enter(self, *of: Any) -> None:
-        self._driver.read_all()
+        self._driver.upkeep.scope.read_all()
         level = min((world.level for world in self._driver.replica.worlds.values()), default=SHARING_LEVEL)
         if level < SHARING_LEVEL:
             raise ConfigurationError(
@@ -161,7 +161,7 @@ class ShareConsumer(Consumer):
         return SharedBatch(self, cast("BatchRun", run))
 
     def _serve_batch(self, is_gone: Callable[[], bool], max_messages: int, timeout: float) -> Run | None:
-        with self._driver.locked(step=False):
+        with self._driver.lock.locked(step=False):
             self._take(cast("SharedConsumer", self._engine).wants, max_messages, timeout * 1000)
         return self._pull(Pull(self._engine), is_gone, max_messages)
 
@@ -194,7 +194,7 @@ class AssignedConsumer(Consumer):
     """Its partitions, or their keys, are named by the program. Made by ``marshal.consumer(mode=Keys({…}))``."""
 
     def _enter(self, *of: Any) -> None:
-        self._driver.read_all()
+        self._driver.upkeep.scope.read_all()
         self._require_sharing_level("mode=Keys(…)")
         super()._enter(*of)
         subscription = self._engine.subscription

@@ -110,7 +110,7 @@ class Transaction:
         except BaseException:
             self._abort(is_gone)
             raise
-        with self._consumer._driver.locked():
+        with self._consumer._driver.lock.locked():
             self._consumer._take(self._consumer._engine.delivery.done_run, run)
 
     def _fail(self, is_gone: Callable[[], bool]) -> None:
@@ -122,7 +122,7 @@ class Transaction:
 
     def _abort(self, is_gone: Callable[[], bool]) -> None:
         """It and all later batches of its partition that are in flight come again (M5)."""
-        with self._consumer._driver.locked():
+        with self._consumer._driver.lock.locked():
             self._consumer._take(self._consumer._engine.positions.take_overs.abort, self._run)
 
     def _turn(self) -> bool | None:
@@ -135,7 +135,7 @@ class Transaction:
         say_at = driver.monotonic() + SAY_AFTER_S
         with driver.condition:
             while (turn := self._checked_turn()) is False:
-                driver.check()
+                driver.lock.check()
                 if driver.monotonic() >= say_at:
                     say_at = float("inf")
                     self._say_waiting()
@@ -163,5 +163,5 @@ class Transaction:
         )
 
     def _checked_turn(self) -> bool | None:
-        with self._consumer._driver.locked(step=False):
+        with self._consumer._driver.lock.locked(step=False):
             return self._turn()

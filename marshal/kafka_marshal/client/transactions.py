@@ -416,7 +416,7 @@ class TransactionalProducers:
         """The producer is of no use any more: take the partition over again, with another."""
         with self._news:
             self._retire(assignment.key, kept)
-        with self._driver.locked():
+        with self._driver.lock.locked():
             self._untake(assignment, False)
 
     def _untake(self, assignment: Assignment, is_known: bool) -> None:
@@ -445,8 +445,8 @@ class TransactionalProducers:
         key, epoch, taking = assignment.key, assignment.epoch, assignment.taking
         try:
             while True:
-                with self._driver.locked():
-                    self._driver.check()
+                with self._driver.lock.locked():
+                    self._driver.lock.check()
                     if assignment.over:
                         raise self._lost(assignment)
                     if not is_current():

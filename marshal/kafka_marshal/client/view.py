@@ -165,8 +165,8 @@ class WorldView(OneProcess):
         return self._driver.call(self._lease, arguments.text("topic", topic), partition)
 
     def _lease(self, topic: str, partition: int) -> LeaseInfo | None:
-        self._driver.read_all()
-        with self._driver.locked(step=False) as engine:
+        self._driver.upkeep.scope.read_all()
+        with self._driver.lock.locked(step=False) as engine:
             worlds = self._driver.replica.worlds
             world = worlds[route_lease(topic, partition, len(worlds))]
             lease = world.lease(engine.settings.group_id, topic, partition)
@@ -177,8 +177,8 @@ class WorldView(OneProcess):
         return self._driver.call(self._leases)
 
     def _leases(self) -> list[LeaseInfo]:
-        self._driver.read_all()
-        with self._driver.locked(step=False) as engine:
+        self._driver.upkeep.scope.read_all()
+        with self._driver.lock.locked(step=False) as engine:
             found = [
                 info
                 for world in self._driver.replica.worlds.values()
@@ -195,7 +195,7 @@ class WorldView(OneProcess):
         return self._driver.call(self._digests)
 
     def _digests(self) -> dict[int, tuple[int, str]]:
-        self._driver.read_all()
+        self._driver.upkeep.scope.read_all()
         with self._driver.condition:
             return {
                 cp: (world.next_offset, world.digest()) for cp, world in sorted(self._driver.replica.worlds.items())
@@ -207,7 +207,7 @@ class WorldView(OneProcess):
         return self._driver.call(self._log_time)
 
     def _log_time(self) -> int:
-        self._driver.read_all()
+        self._driver.upkeep.scope.read_all()
         with self._driver.condition:
             return max(world.log_time for world in self._driver.replica.worlds.values())
 
@@ -220,7 +220,7 @@ class WorldView(OneProcess):
         arguments.a_function("predicate", predicate, "view")
         if timeout is not None:
             arguments.seconds("timeout", timeout)
-        self._driver.refuse_fork()
+        self._driver.life.refuse_fork()
         return self._driver.servants.ask(self._wait_for, predicate, timeout).wait()
 
     def _wait_for(
@@ -228,7 +228,7 @@ class WorldView(OneProcess):
     ) -> bool:
         from kafka_marshal.node.engine_lock import under_lock
 
-        self._driver.read_all()
+        self._driver.upkeep.scope.read_all()
 
         def is_met() -> bool:
             token = under_lock.set(True)  # the predicate may call methods that take the lock

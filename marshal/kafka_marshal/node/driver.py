@@ -22,7 +22,7 @@ from kafka_marshal.instance import release
 from kafka_marshal.logs import RateLimitedLog, log
 from kafka_marshal.node.config import START_TIMEOUT_S
 from kafka_marshal.node.effects import Effects
-from kafka_marshal.node.engine_lock import EngineLock, LockUse, Shared, under_lock
+from kafka_marshal.node.engine_lock import EngineLock, Shared, under_lock
 from kafka_marshal.node.events import Events
 from kafka_marshal.node.jobs import LogGuard, Scope, SnapshotUpkeep, TopicRounds
 from kafka_marshal.node.life import WATCHED, Life, Pulse
@@ -225,7 +225,7 @@ class Driver:
 
         Called directly if the lock is held already, or if this driver has ended.
         """
-        self.refuse_fork()
+        self.life.refuse_fork()
         if under_lock.get() or is_ours.get() or self.life.ended:
             return function(*args)
         try:
@@ -240,26 +240,10 @@ class Driver:
         if not self.is_over and not self.life.forked:
             self.servants.post(function)
 
-    def read_all(self) -> None:
-        """Read all CPs from now on (*blocking*); see ``Scope.read_all``. The lock is not held."""
-        self.upkeep.scope.read_all()
-
     @property
     def is_over(self) -> bool:
         """Whether this driver has ended."""
         return self.life.ended
-
-    def refuse_fork(self) -> None:
-        """Raise ForkedError in a forked child."""
-        self.life.refuse_fork()
-
-    def locked(self, *, step: bool = True) -> LockUse:
-        """Use the engine; see ``EngineLock.locked``."""
-        return self.lock.locked(step=step)
-
-    def check(self) -> None:
-        """Raise the error that has ended this driver, if there is one; the lock is held."""
-        self.lock.check()
 
     def wait_for(self, predicate: Callable[[], T], timeout_s: float | None) -> T:
         """Wait under the lock until predicate() is true, this driver fails or the time is up; its last value.

@@ -439,7 +439,7 @@ class Watchdog:
         driver = self._driver
         if driver is None or driver.is_over or not driver.engine.groups:
             return
-        with driver.locked(step=False) as engine:
+        with driver.lock.locked(step=False) as engine:
             found = {
                 piece.key: (piece.epoch, last_offset)
                 for member in engine.groups.values()

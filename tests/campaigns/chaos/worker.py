@@ -124,7 +124,7 @@ class _Worker:
     def _tell_digests(self, marshal: Marshal) -> None:
         for alarm in marshal.alarms:
             self.pen.write("error", type(alarm).__name__, str(alarm))
-        with marshal._driver.locked():
+        with marshal._driver.lock.locked():
             for cp, world in sorted(marshal._driver.replica.worlds.items()):
                 self.pen.write("digest", cp, world.next_offset, world.digest())
 

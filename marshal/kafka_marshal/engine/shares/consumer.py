@@ -364,6 +364,20 @@ class SharedDelivery(Delivery):
         return super().buffered + sum(len(x.desk.shelf.messages) for x in self._consumer.desks())
 
     @given
+    def fetched(self, key: Key, messages: list[Message], now: float) -> None:
+        self._consumer.now = now
+        assignment = self._consumer.seats.get(key)
+        if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
+            assignment.tracker.moved.fetched += len(messages)
+            assignment.watch.quiet = None  # what is given back is read again, from the same offset
+            self._consumer.positions.marks.come(assignment)
+            assignment.put(messages)
+
+    def has_more(self, assignment: Assignment) -> None:
+        """Messages of it are there."""
+        self._turns.setdefault(assignment)
+
+    @given
     def heard(self, now: float) -> None:
         super().heard(now)
         self._consumer.now = now
@@ -595,16 +609,6 @@ class SharedConsumer(NamedConsumer):
                 self.delivery.in_lanes.lanes.skip(share, offset)
                 self.delivery.settle_one(share, kind, offset, hashed, reason, now)
                 share.report(now)
-
-    @given
-    def fetched(self, key: Key, messages: list[Message], now: float) -> None:
-        self.now = now
-        assignment = self.seats.get(key)
-        if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
-            assignment.tracker.moved.fetched += len(messages)
-            assignment.watch.quiet = None  # what is given back is read again, from the same offset
-            self.positions.marks.come(assignment)
-            assignment.put(messages)
 
     @given
     def reached(self, key: Key, end: int, now: float) -> None:

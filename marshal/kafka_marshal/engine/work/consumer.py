@@ -27,7 +27,6 @@ from kafka_marshal.engine.work.pull import GrantedHand, GrantedPull, Hand, Pull
 from kafka_marshal.engine.work.ranges import RangeDelivery
 from kafka_marshal.engine.work.revocation import Revocation, Schedule
 from kafka_marshal.engine.work.settlements import Settlements
-from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
 from rationalizer import Progress
 
@@ -332,17 +331,6 @@ class ConsumerEngine:
     def on_answered(self, assignment: Assignment, last_offset: int, accepted: bool, code: str, now: float) -> None:
         """A ClaimingMessages was applied."""
         self.delivery.grants.applied(assignment, last_offset, accepted, code, now)
-
-    @given
-    def fetched(self, key: Key, messages: list[Message], now: float) -> None:
-        """Consecutive messages of one partition came from the reader."""
-        assignment = self.assignments.get(key)
-        if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
-            assignment.tracker.moved.fetched += len(messages)
-            if not assignment.told.has_come:
-                self.positions.marks.come(assignment)
-            assignment.put(messages)
-            self.delivery.has_more(assignment)
 
     @given
     def reached(self, key: Key, end: int, now: float) -> None:

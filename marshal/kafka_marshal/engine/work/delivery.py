@@ -190,9 +190,16 @@ class Delivery:
         self._overdue = False
         self._heard_at = 0.0
 
-    def has_more(self, assignment: Assignment) -> None:
-        """Messages of it are there."""
-        self._turns.setdefault(assignment)
+    @given
+    def fetched(self, key: Key, messages: list[Message], now: float) -> None:
+        """Consecutive messages of one partition came from the reader."""
+        assignment = self._consumer.assignments.get(key)
+        if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
+            assignment.tracker.moved.fetched += len(messages)
+            if not assignment.told.has_come:
+                self._consumer.positions.marks.come(assignment)
+            assignment.put(messages)
+            self._turns.setdefault(assignment)
 
     def fullest(self, now: float) -> int:
         """The most messages that one partition can hand out now. Called by a user's thread.
@@ -205,7 +212,7 @@ class Delivery:
 
     def _open(self, now: float) -> Iterator[Assignment]:
         """Assignments that can hand out messages now, in the order of their turns."""
-        if self.in_lanes.is_active:
+        if self.in_lanes.are_used and self.in_lanes.is_active:
             return (x for x in self._turns if x.can_hand_out(now) and not self.in_lanes.holds_up(x))
         is_full = self._room_in_hand() <= 0
         return (x for x in self._turns if x.can_hand_out(now) and not (is_full and x.tracker.in_hand))
@@ -213,7 +220,8 @@ class Delivery:
     def _room_in_hand(self, *, exactly: bool = False) -> int:
         if exactly or self._in_hand_at_most >= self.memory.most_in_hand:
             self._in_hand_at_most = self.in_hand(self._consumer.assignments.values())
-        held_back = self.memory.messages_in(self.in_lanes.purgatory.size)
+        size = self.in_lanes.purgatory.size
+        held_back = self.memory.messages_in(size) if size else 0
         return self.memory.most_in_hand - self._in_hand_at_most - held_back
 
     @property
@@ -240,7 +248,7 @@ class Delivery:
     def heard(self, now: float) -> None:
         """A user's thread has called."""
         self._heard_at = now
-        if self.in_lanes.is_durable:
+        if self.in_lanes.are_used and self.in_lanes.is_durable:
             self._consumer.settlements.log_alone(now)
         if self._overdue:
             self._overdue = False
@@ -289,7 +297,7 @@ class Delivery:
         assignment = self.next_open(now)
         if assignment is None:
             return None
-        is_spread = self.in_lanes.is_active
+        is_spread = self.in_lanes.are_used and self.in_lanes.is_active
         room = self.in_lanes.share(assignment, max_messages) if is_spread else self._room_in_hand()
         most = min(max_messages, room, MAX_IN_HAND_MESSAGES - assignment.tracker.in_hand)
         if shared:  # each may be done before its neighbours

@@ -361,6 +361,8 @@ class InLanes:
         self.purgatory: Purgatory = Purgatory(consumer, put_back, memory, self._hold)
         #: Those of the run with many handlers; before the first one none is open.
         self.lanes: Lanes = Lanes("key", nullcontext(), [], 0.0)
+        #: Whether there ever was one: a message of a loop passes no lanes.
+        self.are_used: bool = False
         #: The keys that keep a loop busy, while there is no such run.
         self.loops: LoopKeys = LoopKeys()
         #: Partitions whose progress waits for one message, at the last check. Replaced, never changed.
@@ -374,7 +376,7 @@ class InLanes:
     @given
     def open(self, lanes: Lanes) -> None:
         """A run with many handlers begins."""
-        self.lanes = lanes
+        self.lanes, self.are_used = lanes, True
 
     @given
     def note(self, found: tuple[HeldBack, ...]) -> frozenset[Key]:

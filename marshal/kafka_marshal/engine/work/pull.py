@@ -38,9 +38,6 @@ class Delivers(Mover, Protocol):
     @property
     def delivery(self) -> Delivery: ...
 
-    def fetched(self, key: Key, messages: list[Message], now: float) -> None:
-        """Consecutive messages of one partition came from the reader."""
-
 
 class Hand:
     """The run that threads share. They read ``run`` and set ``in_doubt`` at any time; the rest needs the lock."""
@@ -221,7 +218,7 @@ class Pull:
     def come(self, key: Key, messages: list[Message], mean_bytes: float, wanted: Wanted, now: float) -> Step:
         """Consecutive messages of one partition, of this mean size, came from the reader; the next step."""
         self._delivery.memory.read(len(messages), mean_bytes)
-        self.work.fetched(key, messages, now)
+        self._delivery.fetched(key, messages, now)
         return self.next(wanted, now)
 
     def _is_enough(self, fullest: int, wanted: Wanted) -> bool:

@@ -569,7 +569,7 @@ class InFlight:
 
     def messages_in(self, size: int) -> int:
         """How many messages take as much memory as this number of bytes, rounded up."""
-        return ceil(size / self.message_bytes) if size and self.message_bytes else 0
+        return ceil(size / self.message_bytes) if self.message_bytes else 0
 
     def _free(self, count: int) -> None:
         """Free as many messages of the previous batch as new ones came; all of them if none came.

@@ -330,7 +330,7 @@ def _carry_out_one(live: _Live, effect: Effect, now: int) -> None:
         case StartFetch(key=(_, partition), offset=offset):
             messages: list[Message] = [MESSAGES[partition, at] for at in range(offset, LENGTH)]
             if messages:
-                live.consumer.fetched((TOPIC, partition), messages, now)
+                live.consumer.delivery.fetched((TOPIC, partition), messages, now)
         case LookUp(start=start):
             live.engine.located(effect, 0, LENGTH, LENGTH - 1 if start == "latest" else 0, now)
         case Call(callback=callback):
