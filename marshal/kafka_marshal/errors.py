@@ -491,6 +491,25 @@ class ForkedError(MarshalError):
 _SOME = 3
 
 
+def claimed_group(group_id: str) -> WrongKindError:
+    """The error if the group is claimed: the log has leases of it, so it cannot have members."""
+    return WrongKindError(
+        f"group {group_id!r} is a claimed group: there are leases of it in the log. Nothing was changed. Use "
+        "marshal.consumer, another group_id, or make it a coordinated group: kafka-marshal convert-group "
+        f"{shlex.quote(group_id)} --to coordinated"
+    )
+
+
+def coordinated_group(group_id: str) -> WrongKindError:
+    """The error if the group is coordinated: it has members and generations, so no lease of it can be claimed."""
+    return WrongKindError(
+        f"group {group_id!r} is a coordinated group: its members share out partitions, and no lease of it can be "
+        "claimed. Nothing was changed. Use mode=Group() of marshal.consumer, marshal.ranges and "
+        "ClaimedBatches, another group_id, or make it a claimed group: "
+        f"kafka-marshal convert-group {shlex.quote(group_id)} --to claimed"
+    )
+
+
 def grant(operation: str, resource: str, names: Iterable[str], *, prefix: bool = False) -> str:
     """Completes "… is forbidden. " with the right that is missing and the remedy.
 

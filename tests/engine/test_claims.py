@@ -282,12 +282,12 @@ def test_c7_a_restart_during_a_pause_waits_for_its_end() -> None:
 def test_c7_a_lease_by_hand_is_taken_over_too() -> None:
     net = Net(cps=1)
     first = net.member("a")
-    first.engine.leases.claim(T0)
+    first.engine.leases.claim(T0, first.clock())
     first.settle()
     net.run(30)
     first.kill()
     second = net.member("a")
-    manual = second.engine.leases.claim(T0)
+    manual = second.engine.leases.claim(T0, second.clock())
     second.settle()
     net.run(30)
     assert manual.is_proven
@@ -299,7 +299,7 @@ def test_c7_what_is_claimed_by_hand_is_not_taken_over_by_a_consumer_as_well() ->
     net.run(50)
     old.kill()
     new = net.member("a")
-    manual = new.engine.leases.claim(T0)
+    manual = new.engine.leases.claim(T0, new.clock())
     consumer = new.consumer("t")
     net.run(3 * HI)
     assert manual.is_proven
@@ -333,7 +333,7 @@ def test_c17_a_grant_that_is_no_longer_wanted_is_released_at_once() -> None:
     net = Net(cps=1)
     net.topic("t")
     member = net.member("a")
-    manual = member.engine.leases.claim(T0)
+    manual = member.engine.leases.claim(T0, member.clock())
     member.settle()
     manual.release(None, net.now)  # gave up before the log answered
     net.run(20)
@@ -360,10 +360,10 @@ def test_others_of_the_group_in_one_process_do_not_claim_the_same() -> None:
 def test_a_lease_by_hand_waits_for_its_turn_and_gets_it_when_released() -> None:
     net = Net(cps=1)
     a, b = net.member("a"), net.member("b")
-    first = a.engine.leases.claim(T0)
+    first = a.engine.leases.claim(T0, a.clock())
     a.settle()
     net.run(20)
-    second = b.engine.leases.claim(T0)
+    second = b.engine.leases.claim(T0, b.clock())
     b.settle()
     net.run(50)
     assert second.refusal == "HELD"
@@ -379,7 +379,7 @@ def test_a_lost_claim_by_hand_waits_for_the_end_of_a_pause_and_not_in_circles() 
     net = Net(cps=1)
     a = net.member("a")
     a.drop_appends = True
-    lease = a.engine.leases.claim(T0)
+    lease = a.engine.leases.claim(T0, a.clock())
     a.settle()
     a.drop_appends = False
     net.pause(10 * HI)
@@ -393,7 +393,7 @@ def test_answers_to_heartbeats_by_hand_reach_the_waiting_threads() -> None:
     """A lost heartbeat is answered, too: the next one shows that the log has passed it."""
     net = Net(cps=1)
     a = net.member("a")
-    lease = a.engine.leases.claim(T0)
+    lease = a.engine.leases.claim(T0, a.clock())
     a.settle()
     net.run(20)
     a.drop_appends = True
@@ -415,7 +415,7 @@ def test_answers_to_heartbeats_by_hand_reach_the_waiting_threads() -> None:
 def test_a_lost_lease_by_hand_answers_the_waiting_threads() -> None:
     net = Net(cps=1)
     a = net.member("a")
-    lease = a.engine.leases.claim(T0)
+    lease = a.engine.leases.claim(T0, a.clock())
     a.settle()
     net.run(20)
     a.drop_appends = True
@@ -431,7 +431,7 @@ def test_a_member_s_leases_by_hand_and_by_consumer_share_their_beats() -> None:
     net = Net(cps=1)
     net.topic("t", 2, end=5)
     a = net.member("a")
-    a.engine.leases.claim(("u", 0))
+    a.engine.leases.claim(("u", 0), a.clock())
     a.consumer("t")
     net.run(5 * HI)
     assert len(a.held()) == 3

@@ -220,7 +220,7 @@ def test_t4_a_lease_by_hand_ends_by_the_same_clock() -> None:
     net = Net(cps=1)
     net.topic("t")
     member = net.member("a")
-    manual: ManualLease = member.engine.leases.claim(T0)
+    manual: ManualLease = member.engine.leases.claim(T0, member.clock())
     member.settle()
     net.run_until(lambda: manual.is_proven)
     sent = last_sent(net)

@@ -309,12 +309,12 @@ def test_e4_a_lease_by_hand_in_a_stopped_cp() -> None:
     """A held one ends by T4; a claimed one is rejected with the reason and not claimed again."""
     net = Net(cps=1)
     a = net.member("a")
-    held = a.engine.leases.claim(T0)
+    held = a.engine.leases.claim(T0, a.clock())
     a.settle()
     net.run(20)
     upgraded(net, 0)
     net.tick()
-    wanted = a.engine.leases.claim(("t", 1))
+    wanted = a.engine.leases.claim(("t", 1), a.clock())
     a.settle()
     net.run(3 * HI)
     assert "not confirmed" in held.loss

@@ -302,7 +302,7 @@ def taking_a_batch() -> Scene:
 def claiming_by_hand() -> Scene:
     net = Net(cps=1)
     a = net.member("a")
-    a.engine.take(None, a.engine.leases.claim, ("t", 0))
+    a.engine.take(None, a.engine.leases.claim, ("t", 0), a.clock())
     a.settle()
     yield a
     net.run_until(lambda: a.held())

@@ -14,6 +14,7 @@ import pytest
 
 from kafka_marshal import Balanced, Claims, Health, Marshal, MarshalError, Policy
 from kafka_marshal.engine.policies import View, Wishes
+from kafka_marshal.errors import UpgradeRequiredError
 from kafka_marshal.runtime import THREADS
 from rationalizer import Upgrade, encode
 from tests.client.conftest import Scene, wait_until
@@ -216,6 +217,12 @@ def test_a_log_that_needs_a_newer_release_is_reported(marshal: Marshal) -> None:
     appender.append(0, encode(Upgrade("x-1", "x", "g", 1_000)))
     assert "protocol level 1000" in problem(marshal, "was raised to protocol level")
     assert not marshal.health().needs_restart
+    began = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(UpgradeRequiredError, match="level 1000"):
+            marshal.claim(TOPIC, 0, timeout=30)
+    assert time.monotonic() < began + 15  # no waiting helps
+    assert not marshal._driver.engine.book.leases
 
 
 def test_a_closed_member_is_not_well_and_needs_no_restart(marshal: Marshal) -> None:

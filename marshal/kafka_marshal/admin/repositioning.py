@@ -152,7 +152,7 @@ class _Mover:
         """Claim these leases, and wait until they are held or lost, or the time is up."""
         with self._session.locked() as engine:
             claimed: dict[TopicPartition, ManualLease] = {
-                key: engine.take(None, engine.leases.claim, key) for key in keys
+                key: engine.take(None, engine.leases.claim, key, self._session.now_ms()) for key in keys
             }
             self._leases.update(claimed)
         self._pause.wait(lambda: all(x.is_proven or x.loss for x in claimed.values()), STEP_TIMEOUT_S)

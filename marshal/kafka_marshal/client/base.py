@@ -32,14 +32,13 @@ from kafka_marshal.client.options import ConsumerOptions, Renamed
 from kafka_marshal.client.view import open_messages
 from kafka_marshal.engine.effects import Call, Callback, Piece, RestoreState, SaveState, TakeOver
 from kafka_marshal.engine.inputs import T, Ts
-from kafka_marshal.engine.kinds import coordinated_group, is_coordinated
 from kafka_marshal.engine.settings import ConsumerSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.pull import Hand
 from kafka_marshal.engine.work.stuck import Stuck
 from kafka_marshal.engine.work.topic_mark import split
-from kafka_marshal.errors import ClosedError, ConfigurationError
+from kafka_marshal.errors import ClosedError, ConfigurationError, coordinated_group
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.life import exiting
@@ -214,7 +213,7 @@ class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Renamed, Generic[S]):
         if settings.group is None:
             driver.upkeep.scope.read_all()
         with driver.lock.locked() as engine:
-            if settings.group is None and is_coordinated(driver.replica.worlds, engine.settings.group_id):
+            if settings.group is None and engine.leases.is_coordinated:
                 raise coordinated_group(engine.settings.group_id)
             taken = [t for c in engine.consumers.values() for t in c.subscription.names if t in subscription.names]
             if taken:

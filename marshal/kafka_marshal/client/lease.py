@@ -11,7 +11,6 @@ from kafka_marshal import arguments
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.view import lease_info
 from kafka_marshal.engine.claims.leases import Answer, ManualLease
-from kafka_marshal.engine.kinds import coordinated_group, is_coordinated
 from kafka_marshal.engine.work.topic_mark import kafka_counts
 from kafka_marshal.errors import (
     ClaimTimeoutError,
@@ -20,15 +19,19 @@ from kafka_marshal.errors import (
     HeldError,
     LeaseLostError,
     MarshalError,
+    coordinated_group,
 )
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
-from rationalizer import ClaimingPartition, InvalidRecordError, Progress, codes, route_lease
+from rationalizer import ClaimingPartition, InvalidRecordError, Progress, codes
 from rationalizer.holes import Hole
 
+#: Refusals that no waiting ends.
+_FINAL = (codes.WRONG_KIND, codes.UPGRADE_REQUIRED)
 
-def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partition: int, timeout: float) -> Lease:
+
+def serve_claim(is_gone: Callable[[], bool], driver: Driver, topic: str, partition: int, timeout: float) -> Lease:
     """Carry out ``Marshal.claim`` on one of our threads. is_gone: the caller has left. Raises the same errors."""
     key = (topic, partition)
     driver.upkeep.scope.read_all()
@@ -41,9 +44,6 @@ def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partiti
     with driver.lock.locked() as engine:
         driver.lock.check()
         _check_lease_name(driver, topic, partition)
-        if is_coordinated(driver.replica.worlds, engine.settings.group_id):
-            raise coordinated_group(engine.settings.group_id)
-        driver.upkeep.levels.check(route_lease(topic, partition, len(driver.replica.worlds)))
         if is_going(key):
             raise ClaimTimeoutError(
                 f"{topic} [{partition}]: this Marshal has released this lease, and the log does not show it yet. "
@@ -51,13 +51,13 @@ def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partiti
             )
         if key in engine.book.leases:
             raise ConfigurationError(f"{topic} [{partition}]: this Marshal has, or is getting, this lease already")
-        manual = engine.take(None, engine.leases.claim, key)
+        manual = engine.take(None, engine.leases.claim, key, driver.now_ms())
     with driver.condition:
         # Wait for one answer of the log in any case: timeout=0 means one try.
         answer_s = 2 * driver.engine.settings.heartbeat_interval_ms / 1000
         driver.wait_for(lambda: manual.is_proven or bool(manual.refusal or manual.loss), answer_s)
         driver.wait_for(
-            lambda: is_gone() or manual.is_proven or bool(manual.loss) or manual.refusal == codes.WRONG_KIND,
+            lambda: is_gone() or manual.is_proven or bool(manual.loss) or manual.refusal in _FINAL,
             max(0.0, deadline - driver.monotonic()),
         )
         driver.lock.check()

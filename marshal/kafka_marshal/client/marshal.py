@@ -609,15 +609,10 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
         partition = arguments.a_whole("partition", partition, 0, arguments.MOST_PARTITION)
         timeout = arguments.seconds("timeout", timeout)
         self._check_open()
-
-        def serve(is_gone: Callable[[], bool], topic: str, partition: int, timeout: float) -> Lease:
-            lease = serve_claim(self._driver, is_gone, topic, partition, timeout)
-            lease._keeps = self
-            return lease
-
-        answer = self._driver.servants.ask(serve, topic, partition, timeout, undo=Lease.release)
+        answer = self._driver.servants.ask(serve_claim, self._driver, topic, partition, timeout, undo=Lease.release)
         try:
             lease = answer.wait()
+            lease._keeps = self
             answer.receipt.out = True; return lease  # fmt: skip  # noqa: E702 - one line: nothing may come in between
         except BaseException:
             answer.receipt.left = True
@@ -677,11 +672,8 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this Marshal is closed; make a new one")
-        self._driver.call(self._check)
-
-    def _check(self) -> None:
-        with self._driver.lock.locked(step=False):
-            self._driver.lock.check()
+        self._driver.life.refuse_fork()
+        self._driver.lock.check()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if error is not None:

@@ -28,7 +28,6 @@ from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.effects import Call, Effect, LookUp, Outbox, TakeOver
 from kafka_marshal.engine.groups.client import GroupClient, Host
 from kafka_marshal.engine.inputs import T, Ts, given
-from kafka_marshal.engine.kinds import coordinated_group
 from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
 from kafka_marshal.engine.shares.consumer import NamedConsumer, SharedConsumer
@@ -37,6 +36,7 @@ from kafka_marshal.engine.work.assignment import REPORTING
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.engine.work.topic_mark import TopicIds
+from kafka_marshal.errors import coordinated_group
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.types import Key
 from rationalizer import Outcome, SettlingMessages, Tick, World

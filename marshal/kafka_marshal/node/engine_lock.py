@@ -116,7 +116,7 @@ class LockUse:
 
 
 class EngineLock:
-    """One engine, its lock, and its consumers. The lock is held for all methods except ``locked`` and ``fail``."""
+    """One engine, its lock, and its consumers. The lock is held for methods, but ``locked``, ``check`` and ``fail``."""
 
     def __init__(self, condition: Condition, life: Life, engine: Engine, now_ms: Callable[[], float]) -> None:
         self.condition = condition
@@ -168,7 +168,7 @@ class EngineLock:
         self.engine.take(None, self.engine.raise_error, error, None, self._now_ms())
 
     def check(self) -> None:
-        """Raise the error that has ended the engine, if there is one."""
+        """Raise the error that has ended the engine, if there is one (any thread)."""
         if self.life.ended:
             raise ClosedError("this Marshal is closed; make a new one")
         if self.engine.failure is not None:

@@ -17,7 +17,7 @@ from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.plane import DRAINED, Loss, Settles
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.errors import ClientReplacedError
+from kafka_marshal.errors import ClientReplacedError, coordinated_group
 from kafka_marshal.types import Key
 from rationalizer import (
     ClaimingMessages,
@@ -88,11 +88,19 @@ class LeaseRecords:
         self.sources[number] = made
         return made
 
+    @property
+    def is_coordinated(self) -> bool:
+        """Whether any coordination partition knows the group as coordinated, so that none of it can be claimed (G1)."""
+        return any(world.group(self.settings.group_id) is not None for world in self._worlds.values())
+
     @given
-    def claim(self, key: Key) -> ManualLease:
-        """Register a lease claimed by hand; ``step`` sends the claim."""
-        self.manual[key] = ManualLease(key, self.book, self.peers, self.outbox, self.settings.ids)
-        return self.manual[key]
+    def claim(self, key: Key, now: float) -> ManualLease:
+        """Claim a lease by hand, at once if that may succeed; else ``step`` does. Raises WrongKindError."""
+        if self.is_coordinated:
+            raise coordinated_group(self.settings.group_id)
+        manual = self.manual[key] = ManualLease(key, self.book, self.peers, self.outbox, self.settings.ids)
+        manual.step(now)
+        return manual
 
     def step(self, now: float) -> None:
         """Do what is due for leases claimed by hand."""

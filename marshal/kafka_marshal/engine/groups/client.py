@@ -18,11 +18,10 @@ from kafka_marshal.engine.groups.member import Membership, MemberState
 from kafka_marshal.engine.groups.pieces import GroupView, HeldPiece
 from kafka_marshal.engine.groups.refusals import TAKEN_FOR_DEAD, below_level, forgotten, refusal_of, replaced
 from kafka_marshal.engine.holding import Holding
-from kafka_marshal.engine.kinds import claimed_group
 from kafka_marshal.engine.plane import Loss, Settles, Work
 from kafka_marshal.engine.settings import EngineSettings, GroupOptions
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.errors import MarshalError
+from kafka_marshal.errors import MarshalError, claimed_group
 from kafka_marshal.types import Key
 from rationalizer import (
     BeginCheckpoint,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from shlex import quote
 
-from kafka_marshal.engine.kinds import claimed_group
 from kafka_marshal.engine.settings import EngineSettings, GroupOptions
 from kafka_marshal.errors import (
     ClientReplacedError,
@@ -17,6 +16,7 @@ from kafka_marshal.errors import (
     TooManyPartitionsError,
     UnknownPartitioningStrategyError,
     UpgradeRequiredError,
+    claimed_group,
 )
 from kafka_marshal.types import Key
 from rationalizer import codes
