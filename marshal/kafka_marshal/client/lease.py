@@ -34,6 +34,7 @@ _FINAL = (codes.WRONG_KIND, codes.UPGRADE_REQUIRED)
 def serve_claim(is_gone: Callable[[], bool], driver: Driver, topic: str, partition: int, timeout: float) -> Lease:
     """Carry out ``Marshal.claim`` on one of our threads. is_gone: the caller has left. Raises the same errors."""
     key = (topic, partition)
+    driver.lock.check()
     driver.upkeep.scope.read_all()
     deadline = driver.monotonic() + timeout
     _check_partition(driver, topic, partition)

@@ -581,6 +581,7 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
     def _open_consumer(self, kind: Callable[[Marshal, Driver, ConsumerOptions], M], options: ConsumerOptions) -> M:
         """A consumer, made on a thread of the library; it ends if it does not reach the caller."""
         self._check_open()
+        self._driver.call(self._check)
 
         def made(_: object) -> M:
             consumer = kind(self, self._driver, options)
@@ -673,7 +674,10 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
         if self._closed:
             raise ClosedError("this Marshal is closed; make a new one")
         self._driver.life.refuse_fork()
-        self._driver.lock.check()
+
+    def _check(self) -> None:
+        with self._driver.lock.locked(step=False):
+            self._driver.lock.check()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if error is not None:
