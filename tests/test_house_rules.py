@@ -157,10 +157,10 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "checkpoints": (3, 590),
     "cli": (23, 7_740),
     "client": (32, 10_900),
-    "engine": (59, 18_400),
-    "kafka_marshal": (14, 2_800),
+    "engine": (58, 18_380),
+    "kafka_marshal": (14, 2_820),
     "metrics": (6, 1_580),
-    "node": (17, 4_470),
+    "node": (17, 4_450),
     "observe": (17, 5_900),
     "pipeline": (21, 8_060),
     "rationalizer": (42, 10_010),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (336, 103_190)
+MOST_OF_ALL = (335, 103_160)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
