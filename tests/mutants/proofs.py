@@ -38,6 +38,7 @@ from tests.mutants.progress import progress_differs
 from tests.mutants.stories import MORE_STORIES, STORIES
 from tests.mutants.transaction_proofs import (
     CHECKPOINT_SCRIPTS,
+    MEMBER_SCRIPTS,
     SHARING_SCRIPTS,
     TRANSACTION_SCRIPTS,
     reads_uncommitted,
@@ -293,6 +294,8 @@ def _fuzz(seed: int) -> str:
 
 
 def _simulation(sizes: Sizes) -> Iterator[Unit]:
+    for path in MEMBER_SCRIPTS if sizes.members else ():
+        yield Unit("scripts", path.name, partial(script_differs, path))
     for seed in range(sizes.seeds):
         yield Unit("simulation", f"seed {seed}", partial(_story, Scenario.from_seed(seed), seed < sizes.judged))
     for number, scenario in enumerate((*STORIES, *MORE_STORIES)[: sizes.stories]):

@@ -86,7 +86,7 @@ def _parts(mutation: Mutation | None) -> tuple[str, ...]:
     if mutation in GROUP_MEMBERS:
         return ("members",)
     if mutation in FAULTS:
-        return ("faults", "simulation", "members", "lanes")
+        return ("scripts", "faults", "simulation", "members", "lanes")
     if mutation in CHECKPOINT_MEMBERS:
         return ("counting", "members")
     if mutation in CHECKPOINTS:
@@ -98,7 +98,7 @@ def _parts(mutation: Mutation | None) -> tuple[str, ...]:
     if mutation in GROUPS:
         return ("exhaustive", "groups", "fuzz", "logs", "simulation", "members")
     if mutation is not None and mutation.file.startswith(SHELL):
-        return ("simulation", "members", "lanes", "faults")
+        return ("scripts", "simulation", "members", "lanes", "faults")
     return ()
 
 

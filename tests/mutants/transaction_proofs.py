@@ -25,6 +25,9 @@ CHECKPOINT_SCRIPTS = [x for x in SCRIPTS["engine"] if x.name.startswith("x")]
 #: Those of shares and open messages.
 SHARING_SCRIPTS = SCRIPTS["sharing"]
 
+#: All others of members.
+MEMBER_SCRIPTS = [x for x in SCRIPTS["engine"] if x not in TRANSACTION_SCRIPTS and x not in CHECKPOINT_SCRIPTS]
+
 
 def script_differs(path: Path) -> str:
     """The first line that the script's commands print otherwise; "": all is as it says."""
