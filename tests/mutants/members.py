@@ -476,9 +476,9 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a start at the end is for every claim",
-        "on_granted",
-        "assignment.origin.is_first = assignment.origin.is_first and self.source.view.is_first(assignment.key)",
-        "assignment.origin.is_first = True",
+        "Positions.granted",
+        "origin.is_first = origin.is_first and source.view.is_first(assignment.key)",
+        "origin.is_first = True",
         "P9",
     ),
     Mutation(

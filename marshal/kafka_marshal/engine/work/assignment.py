@@ -177,6 +177,9 @@ class Reporting(Protocol):
 class Positioning(Protocol):
     """Knows where assignments start."""
 
+    def granted(self, assignment: Assignment, now: float) -> None:
+        """The log granted the lease."""
+
     def beaten(self, assignment: Assignment, last_offset: int | None, accepted: bool, now: float) -> None:
         """A beat was applied."""
 
@@ -282,15 +285,9 @@ class Mover(Protocol):
     def handles_open(self) -> bool:
         """Whether it handles open messages: not in transactions, nor as ranges (U3, U6)."""
 
-    # Reports from a lease.
-
-    def on_granted(self, assignment: Assignment, now: float) -> None: ...
-
-    def on_refused(self, assignment: Assignment, code: str, now: float) -> None: ...
+    # What the engine's parts call.
 
     def on_answered(self, assignment: Assignment, last_offset: int, accepted: bool, code: str, now: float) -> None: ...
-
-    # What the engine's parts call.
 
     def knows(self, assignment: Assignment) -> bool:
         """Whether it is worked on, or was taken away while something of it was in flight."""
@@ -443,13 +440,14 @@ class Assignment:
         if self.over:
             self.tracker.detach()
 
-    # Reports from the lease (plane.Owner) go to the consumer engine.
+    # Reports from the lease (plane.Owner) go to the part that acts on them.
 
     def granted(self, now: float) -> None:
-        self.consumer.on_granted(self, now)
+        self.consumer.positions.granted(self, now)
 
     def refused(self, code: str, now: float) -> None:
-        self.consumer.on_refused(self, code, now)
+        self.consumer.source.drop(self.lease)  # another member was faster, or still holds it
+        self.consumer.remove(self)
 
     def lost(self, reason: str, now: float) -> None:
         self.consumer.revocation.lost(self, reason, now)

@@ -279,20 +279,6 @@ class ConsumerEngine:
         self.assignments[key] = assignment
         self.schedule.look_after(assignment)
 
-    def on_refused(self, assignment: Assignment, code: str, now: float) -> None:
-        """The log refused the claim: another member was faster, or still holds the partition."""
-        self.source.drop(assignment.lease)
-        self.remove(assignment)
-
-    def on_granted(self, assignment: Assignment, now: float) -> None:
-        """The log granted the lease: find out where to start."""
-        self.source.look_again(assignment.key)
-        assignment.origin.is_first = assignment.origin.is_first and self.source.view.is_first(assignment.key)
-        self.positions.begin(assignment)
-        assignment.origin.is_new = assignment.origin.is_first and not self.source.view.came_later(assignment.key)
-        self.positions.marks.begun(assignment)
-        self.positions.locate(assignment, now)
-
     def messages_opened(self, key: Key, entries: Settles, answers: Sequence[str] | None, now: float) -> None:
         """Messages were opened, parked or settled by a record. answers: of our own one, what the log says of each."""
         self.positions.messages_opened(key, entries, answers, now)

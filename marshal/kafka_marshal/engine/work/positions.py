@@ -60,6 +60,16 @@ class Positions:
         #: Partitions with lost positions, not worked on until an admin sets them (P11).
         self.blocked: set[Key] = set()
 
+    def granted(self, assignment: Assignment, now: float) -> None:
+        """The log granted the lease: find out where to start."""
+        origin, source = assignment.origin, self._consumer.source
+        source.look_again(assignment.key)
+        origin.is_first = origin.is_first and source.view.is_first(assignment.key)
+        self.begin(assignment)
+        origin.is_new = origin.is_first and not source.view.came_later(assignment.key)
+        self.marks.begun(assignment)
+        self.locate(assignment, now)
+
     def begin(self, assignment: Assignment) -> None:
         """Start again with the progress in the log."""
         progress = self._consumer.source.view.progress(assignment.key)
