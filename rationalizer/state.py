@@ -71,7 +71,7 @@ class StateField:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Derived:
     """What D3 shows, and other fields say: of the thing, at a log time."""
 
     key: str
@@ -81,7 +81,7 @@ class Shown:
 class Part:
     """One kind of thing in a state."""
 
-    def __init__(self, name: str, *entries: StateField | Shown) -> None:
+    def __init__(self, name: str, *entries: StateField | Derived) -> None:
         self.name = name
         self.fields = tuple([entry for entry in entries if isinstance(entry, StateField)])
         self.since = level_of_state(name)
@@ -148,8 +148,8 @@ class Part:
                             del found[field.key or field.name]
         return found
 
-    def _to_show(self, entry: StateField | Shown) -> tuple[str, Callable[[Any, int], object]] | None:
-        if isinstance(entry, Shown):
+    def _to_show(self, entry: StateField | Derived) -> tuple[str, Callable[[Any, int], object]] | None:
+        if isinstance(entry, Derived):
             return entry.key, entry.get
         if entry.key is None:
             return None
@@ -210,7 +210,7 @@ _ANY: Final = Rule(lambda value: True, "anything")
 _METADATA: Final = Rule(ok.is_metadata, "nil or text")
 
 _DONE: Final = (
-    Shown("stable", lambda thing, _: _or_null(thing.progress.stable)),
+    Derived("stable", lambda thing, _: _or_null(thing.progress.stable)),
     StateField("done_through", _ARRAY, "progress.done_through", json=_done_json),
     StateField("ranges", _ARRAY, "progress.ranges", json=_ranges_json),
 )
@@ -240,13 +240,13 @@ SHARE: Final = Part(
     StateField("epoch", ok.EPOCH),
     StateField("client_id", ok.ID, key=None),
     StateField("instance_id", ok.ID, key=None),
-    Shown("holder", lambda share, _: {"client": share.client_id, "instance": share.instance_id}),
+    Derived("holder", lambda share, _: {"client": share.client_id, "instance": share.instance_id}),
     StateField("heartbeat_interval_ms", ok.HEARTBEAT_INTERVAL),
     StateField("last_beat", ok.TIME),
-    Shown("freshness", lambda share, log_time: share.freshness(log_time)),
+    Derived("freshness", lambda share, log_time: share.freshness(log_time)),
     StateField("lo", ok.POSITION, key=None),
     StateField("hi", ok.POSITION, key=None),
-    Shown("keys", lambda share, _: None if share.by_batches else [share.lo, share.hi]),
+    Derived("keys", lambda share, _: None if share.by_batches else [share.lo, share.hi]),
 )
 
 #: Offsets that are open: `Hole`.
@@ -293,14 +293,14 @@ LEASE: Final = Part(
     StateField("partition", ok.PARTITION, key="topic_partition"),
     StateField("client_id", ok.or_nil(ok.ID), key=None),
     StateField("instance_id", ok.or_nil(ok.ID), key=None),
-    Shown("holder", _holder),
+    Derived("holder", _holder),
     StateField("epoch", ok.EPOCH, key=None),
-    Shown("epoch", _of_holder("epoch")),
+    Derived("epoch", _of_holder("epoch")),
     StateField("heartbeat_interval_ms", ok.HEARTBEAT_INTERVAL_OR_NONE, key=None),
-    Shown("heartbeat_interval_ms", _of_holder("heartbeat_interval_ms")),
+    Derived("heartbeat_interval_ms", _of_holder("heartbeat_interval_ms")),
     StateField("last_beat", ok.TIME, key=None),
-    Shown("last_beat", _of_holder("last_beat")),
-    Shown("freshness", lambda lease, log_time: lease.freshness(log_time)),
+    Derived("last_beat", _of_holder("last_beat")),
+    Derived("freshness", lambda lease, log_time: lease.freshness(log_time)),
     *_DONE,
     StateField("granted", ok.POSITION, "progress.granted", json=_or_null),
     _many("shares", SHARE),
@@ -328,7 +328,7 @@ MEMBER: Final = Part(
     StateField("pattern", ok.PATTERN),
     StateField("topics", _ARRAY, row=lambda topics, _: sorted(topics), json=lambda topics, _: sorted(topics)),
     StateField("last_beat", ok.TIME),
-    Shown("overdue", lambda member, log_time: member.is_overdue(log_time)),
+    Derived("overdue", lambda member, log_time: member.is_overdue(log_time)),
     StateField("joined", ok.OFFSET),
 )
 
@@ -377,7 +377,7 @@ DATED: Final = Part(
     StateField("partition", ok.PARTITION, key="topic_partition"),
     StateField("pieces", _ARRAY, json=_pieces_json),
     StateField("initial", ok.or_nil(ok.POSITION), key=None),
-    Shown("progress", lambda each, now: None if each.progress is None else PROGRESS.shown(each.progress, now)),
+    Derived("progress", lambda each, now: None if each.progress is None else PROGRESS.shown(each.progress, now)),
     _many("versions", VERSION, rule=_ARRAY),
 )
 
@@ -421,7 +421,7 @@ def _partition_json(each: Any, now: int) -> dict[str, Any]:
 GROUP: Final = Part(
     "group",
     StateField("group_id", ok.ID, key="group"),
-    Shown("state", lambda group, log_time: group.state(log_time)),
+    Derived("state", lambda group, log_time: group.state(log_time)),
     StateField("generation", ok.GENERATION),
     StateField("strategy", ok.or_nil(ok.STRATEGY)),
     StateField("settings", _ARRAY, row=SETTINGS.row, json=SETTINGS.shown),

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from kafka_marshal.client.batch import Batch
     from kafka_marshal.client.consumer import Consumer
     from kafka_marshal.client.dead_letters import DeadLetter, mark_repeats
-    from kafka_marshal.client.group_consumer import GroupConsumer, Piece
+    from kafka_marshal.client.group_consumer import GroupConsumer, MemberPiece
     from kafka_marshal.client.handling import Hooks, Retry
     from kafka_marshal.client.health import Health
-    from kafka_marshal.client.lease import Lease
+    from kafka_marshal.client.lease import ClaimedLease
     from kafka_marshal.client.marshal import Marshal
     from kafka_marshal.client.modes import Batches, Claims, Group, Keys, Transactions
     from kafka_marshal.client.ranges import GroupRangeConsumer, RangeConsumer
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         TransactionLostError,
     )
     from kafka_marshal.metrics.rows import Metrics
-    from kafka_marshal.types import Delivery, LeaseInfo, Offsets, OpenMessages, Progress, Start, TopicPartition
+    from kafka_marshal.types import Committed, Delivery, LeaseInfo, Offsets, OpenMessages, Start, TopicPartition
 
 __all__ = [
     "Admin",
@@ -79,9 +79,11 @@ __all__ = [
     "CheckpointEndedError",
     "CheckpointPolicy",
     "ClaimTimeoutError",
+    "ClaimedLease",
     "Claims",
     "ClientReplacedError",
     "ClosedError",
+    "Committed",
     "ConfigurationError",
     "Consumer",
     "CoordinationTopicError",
@@ -101,12 +103,12 @@ __all__ = [
     "KafkaUnavailableError",
     "KeyRangeError",
     "Keys",
-    "Lease",
     "LeaseInfo",
     "LeaseLostError",
     "Marshal",
     "MarshalError",
     "MaxClaims",
+    "MemberPiece",
     "Message",
     "Metrics",
     "Move",
@@ -116,11 +118,9 @@ __all__ = [
     "PartitionStuckError",
     "Pause",
     "PausedPartition",
-    "Piece",
     "Policy",
     "PositionLostError",
     "ProduceError",
-    "Progress",
     "RangeConsumer",
     "ReleaseIfBehind",
     "Restore",
@@ -156,10 +156,10 @@ _LATER = {
     "client.batch": "Batch",
     "client.consumer": "Consumer",
     "client.dead_letters": "DeadLetter mark_repeats",
-    "client.group_consumer": "GroupConsumer Piece",
+    "client.group_consumer": "GroupConsumer MemberPiece",
     "client.handling": "Hooks Retry",
     "client.health": "Health",
-    "client.lease": "Lease",
+    "client.lease": "ClaimedLease",
     "client.marshal": "Marshal",
     "client.modes": "Batches Claims Group Keys Transactions",
     "client.ranges": "GroupRangeConsumer RangeConsumer",
@@ -177,7 +177,7 @@ _LATER = {
         "StateMissingError StateSplitError TransactionError TransactionFencedError TransactionLostError"
     ),
     "metrics.rows": "Metrics",
-    "types": "Delivery LeaseInfo Offsets OpenMessages Progress Start TopicPartition",
+    "types": "Committed Delivery LeaseInfo Offsets OpenMessages Start TopicPartition",
 }
 
 if not TYPE_CHECKING:

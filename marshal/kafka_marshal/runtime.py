@@ -280,7 +280,7 @@ class _Executor:
         self.shutdown()
 
 
-class Threads:
+class MachineRuntime:
     """The machine's own clock and threads."""
 
     def __init__(self) -> None:
@@ -340,4 +340,4 @@ class Threads:
 
 
 #: Of everything that does not say otherwise.
-THREADS = Threads()
+THREADS = MachineRuntime()

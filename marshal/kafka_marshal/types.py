@@ -130,7 +130,7 @@ class OpenMessages:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Committed:
     """What of one partition is done for a group."""
 
     #: What the group reads next; −1: it has not begun. Everything below is done or set aside.

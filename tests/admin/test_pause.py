@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_marshal import Admin, AdminError, ConfigurationError, GroupPausedError, Lease, Move, Pause
+from kafka_marshal import Admin, AdminError, ClaimedLease, ConfigurationError, GroupPausedError, Move, Pause
 from kafka_marshal.admin.positions import moves_to, resolve
 from kafka_marshal.admin.repositioning import _add, _Done, _Mover
 from kafka_marshal.admin.session import progress_in
@@ -345,7 +345,7 @@ def test_a_member_under_the_admins_client_id_is_noticed_in_time(
     group: Group, comes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = group.fill(1, 3)
-    twins: list[Lease] = []
+    twins: list[ClaimedLease] = []
     claim = _Mover.claim
 
     def comes_in() -> None:

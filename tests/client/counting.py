@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from kafka_marshal import Checkpoint, CheckpointPolicy, Group, GroupConsumer, Marshal, Message, Piece, Restore
+from kafka_marshal import Checkpoint, CheckpointPolicy, Group, GroupConsumer, Marshal, MemberPiece, Message, Restore
 from kafka_marshal.checkpoints import Folder
 from kafka_marshal.checkpoints.store import SavedPart
 from tests.modes import options_of
@@ -68,7 +68,7 @@ class Ledger:
                 self.counts[piece.partition] = found
             self.say("restored", why=restore.why, partition=piece.partition, position=piece.position)
 
-    def drop(self, _: GroupConsumer, pieces: list[Piece]) -> None:
+    def drop(self, _: GroupConsumer, pieces: list[MemberPiece]) -> None:
         """on_revoke and on_lost: another member has this state, or goes back to what was saved of it."""
         for piece in pieces:
             with self.lock:

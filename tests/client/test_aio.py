@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Attempt, ConfigurationError, Group, Message, Piece, Retry, TopicPartition
+from kafka_marshal import Attempt, ConfigurationError, Group, MemberPiece, Message, Retry, TopicPartition
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.aio import Consumer, Marshal
 from kafka_marshal.node.coordination_topic import create_topic
@@ -185,11 +185,11 @@ async def test_functions_run_in_threads_and_the_loop_continues(cluster: MemoryCl
 async def test_callbacks_may_be_coroutine_functions(cluster: MemoryCluster) -> None:
     told: list[tuple[str, object]] = []
 
-    async def on_assign(consumer: object, pieces: list[Piece]) -> None:
+    async def on_assign(consumer: object, pieces: list[MemberPiece]) -> None:
         await asyncio.sleep(0)
         told.extend(("assigned", (consumer, piece.partition)) for piece in pieces)
 
-    def on_revoke(consumer: object, pieces: list[Piece]) -> None:
+    def on_revoke(consumer: object, pieces: list[MemberPiece]) -> None:
         told.extend(("revoked", (consumer, piece.partition)) for piece in pieces)
 
     async with member(cluster) as marshal:

@@ -18,7 +18,7 @@ from kafka_marshal.node import driver as driver_module
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.node.driver import AT_ONCE
 from kafka_marshal.ports import FaultKind, LogEntry, TailBatch, TailFault
-from kafka_marshal.runtime import Threads
+from kafka_marshal.runtime import MachineRuntime
 from tests.client.conftest import Scene, wait_until
 
 
@@ -118,14 +118,14 @@ def _applied_when_free(scene: Scene, monkeypatch: pytest.MonkeyPatch, members: s
         with driver.condition:
             when_free.append(len(applied))
 
-    def give_way(_: Threads) -> None:
+    def give_way(_: MachineRuntime) -> None:
         if threading.current_thread() is not driver._thread:
             return
         other = threading.Thread(target=note)
         other.start()
         other.join(10)
 
-    monkeypatch.setattr(Threads, "give_way", give_way)
+    monkeypatch.setattr(MachineRuntime, "give_way", give_way)
     driver.listeners.append(lambda cp, offset, outcome: applied.append(offset) if cp == 0 else None)
     producer = Producer({"bootstrap.servers": scene.bootstrap})
     with driver.condition:  # the reader of the first record waits here, and then gets the others together

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal import (
+    Committed,
     ConfigurationError,
     Consumer,
     Delivery,
@@ -22,7 +23,6 @@ from kafka_marshal import (
     Marshal,
     OpenMessages,
     PositionLostError,
-    Progress,
     TopicPartition,
 )
 from kafka_marshal.adapters.memory import MemoryCluster
@@ -573,4 +573,4 @@ def test_h1_a_claiming_consumer_sees_what_is_open_and_who_has_it() -> None:
         assert (found.offset, found.stable, found.keys, found.ranges) == (3, 4, ((0, MAX_KEY_HASH, 4),), ())
         assert found.open == (OpenMessages(2, 2, 1, None, "Bad", 8), OpenMessages(3, 4, 1, "b", None, None))
         assert consumer.committed([PLACE]) == [(*PLACE, 3, -1)]
-        assert consumer.committed([("t", 7)], ranges=True) == [Progress(-1, None, (), ())]
+        assert consumer.committed([("t", 7)], ranges=True) == [Committed(-1, None, (), ())]

@@ -21,7 +21,7 @@ from kafka_marshal import Admin
 from kafka_marshal.adapters.memory import MemoryMessage
 from kafka_marshal.client.attempt import Attempt, Handling
 from kafka_marshal.client.dead_letters import MOST_TRACE, place_of, reason_of, trace_of
-from kafka_marshal.client.failures import EVERY_MS, LETTERS, MOST_KINDS, Failures
+from kafka_marshal.client.failures import EVERY_MS, LETTERS, MOST_KINDS, RunFailures
 from kafka_marshal.client.handled import MOST_ERRORS, OTHER, Handled, ProcessTimes
 from kafka_marshal.client.tries import cancelled
 from kafka_marshal.engine.effects import Note
@@ -39,7 +39,7 @@ class Said:
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self.now = 5.0
-        self.failures = Failures(lambda: self.now, threading.Lock(), ("s3cr3t-of-config",))
+        self.failures = RunFailures(lambda: self.now, threading.Lock(), ("s3cr3t-of-config",))
         self._caplog = caplog
         caplog.set_level(logging.INFO, "kafka_marshal")
 

@@ -15,7 +15,7 @@ from kafka_marshal.client.consumer import CLOCK_STRIDE
 from kafka_marshal.client.fetching import Then
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.ports import DataFault, Message
-from kafka_marshal.runtime import Threads
+from kafka_marshal.runtime import MachineRuntime
 from rationalizer import ClaimingShare, ReleasingPartition, SettlingMessages, decode
 from rationalizer.levels import SUPPORTED_LEVEL
 from tests.client.conftest import wait_until
@@ -23,7 +23,7 @@ from tests.client.conftest import wait_until
 HI = 600
 
 
-class Looks(Threads):
+class Looks(MachineRuntime):
     """Counts an iteration's reads of the clock; the test sets the time between messages."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from kafka_marshal import (
     Group,
     GroupConsumer,
     Marshal,
-    Piece,
+    MemberPiece,
     errors,
 )
 from kafka_marshal.adapters.probe import Probe
@@ -126,7 +126,7 @@ def await_shared(count: int, *members: Joined) -> None:
 def test_the_surface_of_a_consumer(groups: Groups, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "kafka_marshal")
     topic = groups.topic(2, 100)
-    called: list[tuple[str, list[Piece]]] = []
+    called: list[tuple[str, list[MemberPiece]]] = []
     callbacks: dict[str, Any] = {
         name: lambda _, pieces, name=name: called.append((name, pieces)) for name in ("on_assign", "on_revoke")
     }
@@ -138,7 +138,7 @@ def test_the_surface_of_a_consumer(groups: Groups, caplog: pytest.LogCaptureFixt
     assert consumer.member_id.startswith(f"{groups.group}-")
     assert consumer.generation > 0
     pieces = consumer.pieces()
-    assert pieces == [Piece(topic, p, 0, MAX_KEY_HASH, consumer.generation, False) for p in (0, 1)]
+    assert pieces == [MemberPiece(topic, p, 0, MAX_KEY_HASH, consumer.generation, False) for p in (0, 1)]
     wait_until(lambda: sorted(piece for _, found in called for piece in found) == pieces)
     assert {name for name, _ in called} == {"on_assign"}
     assert [x[:2] for x in consumer.assignment()] == [(topic, 0), (topic, 1)]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer
 
-from kafka_marshal import ConfigurationError, Group, Marshal, OpenMessages, Progress
+from kafka_marshal import Committed, ConfigurationError, Group, Marshal, OpenMessages
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.client import group_consumer
@@ -161,7 +161,7 @@ def test_what_is_open_comes_next_and_what_is_set_aside_does_not(kafka: Kafka) ->
     wait_until(lambda: kafka.committed().get(1) == 5)
     assert [each.offset for each in a.consumer.committed(both)][1] == 5
     opened = (OpenMessages(5, 5, 1, None, None, 8), OpenMessages(7, 7, 5, None, "Bad", 9))
-    assert a.consumer.committed(both, ranges=True)[1] == Progress(5, 19, ((0, MAX_KEY_HASH, 19),), (), opened)
+    assert a.consumer.committed(both, ranges=True)[1] == Committed(5, 19, ((0, MAX_KEY_HASH, 19),), (), opened)
     (lease,) = [each for each in a.marshal.world.leases() if each.partition == 1]
     assert lease.open == opened
     lag = {each["partition"]: each["lag"] for each in GroupLag(a.marshal._meter).read(closed=False)["partitions"]}

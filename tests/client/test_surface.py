@@ -555,7 +555,7 @@ def test_help_and_reprs_say_what_there_is(marshal: Marshal, cluster: MemoryClust
     admin = Admin.on_cluster(lambda: cluster.connect("admin"), client_id="ann")
     assert repr(marshal) == f"Marshal(group_id={GROUP!r}, client_id='a', topic='__marshal', open)"
     assert repr(consumer) == f"Consumer([{TOPIC}], group_id={GROUP!r}, open)"
-    assert repr(lease) == f"Lease('by-hand', 3, epoch={lease.epoch}, valid)"
+    assert repr(lease) == f"ClaimedLease('by-hand', 3, epoch={lease.epoch}, valid)"
     assert repr(admin) == "Admin(topic='__marshal', client_id='ann')"
     assert repr(admin.pause("other-group")) == "Pause('other-group', client_id='ann', not begun)"
     assert "by-hand" in repr(marshal.world.lease("by-hand", 3))

@@ -23,7 +23,7 @@ from kafka_marshal.node.topics import (
     TopicWatch,
 )
 from kafka_marshal.ports import TopicInfo
-from kafka_marshal.runtime import Threads
+from kafka_marshal.runtime import MachineRuntime
 from tests.client.conftest import Scene, take, wait_until
 
 
@@ -155,7 +155,7 @@ LARGE = 400
 LOG = "__marshal"
 
 
-class Clock(Threads):
+class Clock(MachineRuntime):
     """A clock that advances only on request."""
 
     def __init__(self) -> None:

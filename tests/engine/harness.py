@@ -34,7 +34,7 @@ from kafka_marshal.engine.effects import (
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.plane import Checkpointing
 from kafka_marshal.engine.policies import Balanced, Policy
-from kafka_marshal.engine.recording import Recorder
+from kafka_marshal.engine.recording import EngineRecorder
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings, Why
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage
@@ -237,7 +237,7 @@ class Member:
         ids = (group, client_id, instance_id or f"{client_id}-{len(net.members)}-{net.count()}")
         rng = rng or Random(client_id)
         self.engine = Engine(EngineSettings(*ids, net.cps, hi), self.worlds, rng)
-        self.recorder = None if write is None else Recorder(self.engine, rng, write, _raise, "0")
+        self.recorder = None if write is None else EngineRecorder(self.engine, rng, write, _raise, "0")
         #: SIGSTOP: nothing of this process runs; its clock continues.
         self.paused = False
         #: The replica receives nothing (appends are still sent).

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from kafka_marshal.engine.policies import Balanced, MaxClaims, Policy, View, Wishes
-from kafka_marshal.engine.recording import Recorder, line_of
+from kafka_marshal.engine.recording import EngineRecorder, line_of
 from kafka_marshal.types import Key
 from tests.engine.harness import HI, Net
 from tests.engine.replay import Lines, RecordingError, Replay, ReplayDiffersError, read_lines
@@ -113,7 +113,7 @@ def test_an_engine_that_decides_otherwise_is_found(data: bytes) -> None:
 
 
 def test_offsets_of_messages_that_handlers_have_are_written_and_read_as_they_are() -> None:
-    assert Recorder._found(cast("Any", None), (), [3, 5]) == [3, 5]
+    assert EngineRecorder._found(cast("Any", None), (), [3, 5]) == [3, 5]
     replay = object.__new__(Replay)
     replay._readings = deque([("with_handlers", [3, 5])])
     assert replay.reading("with_handlers", list, (object(),)) == [3, 5]

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from kafka_marshal import Admin, ConfigurationError, Consumer, HeldError, Hooks, Lease, Marshal, MarshalError
+from kafka_marshal import Admin, ClaimedLease, ConfigurationError, Consumer, HeldError, Hooks, Marshal, MarshalError
 from kafka_marshal import Attempt as Attempt_
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.client.handling import Handler
@@ -245,7 +245,7 @@ def others_get_it(story: Story) -> None:
         answer("close() of another member", other.close)
 
 
-def claim_free(marshal: Marshal, partition: int = 0) -> Lease:
+def claim_free(marshal: Marshal, partition: int = 0) -> ClaimedLease:
     try:
         return marshal.claim(TOPIC, partition, timeout=AGAIN_S)
     except HeldError as error:
@@ -290,7 +290,7 @@ def close_the_marshal(story: Story, _consumer: Consumer) -> None:
 def claim(interrupts: Interrupts) -> None:
     """Interrupted, it leaves no unreferenced lease behind."""
     story = Story()
-    leases: list[Lease] = []
+    leases: list[ClaimedLease] = []
     story.interrupted(interrupts, lambda: leases.append(story.marshal.claim(TOPIC, 0, timeout=1.0)), once=True)
     for lease in leases:
         assert lease.valid
@@ -302,7 +302,7 @@ def claim(interrupts: Interrupts) -> None:
 
 def claim_in_with(interrupts: Interrupts) -> None:
     story = Story()
-    leases: list[Lease] = []
+    leases: list[ClaimedLease] = []
 
     def program() -> None:
         with story.marshal.claim(TOPIC, 0, timeout=1.0) as lease:
@@ -320,7 +320,7 @@ def claim_in_with(interrupts: Interrupts) -> None:
 LONG_HI = 2_000
 
 
-def leased(act: Callable[[Lease], object]) -> Attempt:
+def leased(act: Callable[[ClaimedLease], object]) -> Attempt:
     def attempt(interrupts: Interrupts) -> None:
         story = Story(hi=LONG_HI)
         lease = story.marshal.claim(TOPIC, 0, timeout=1.0)
@@ -333,7 +333,7 @@ def leased(act: Callable[[Lease], object]) -> Attempt:
     return attempt
 
 
-def grant(lease: Lease) -> None:
+def grant(lease: ClaimedLease) -> None:
     with suppress(ConfigurationError):  # interrupted, it may still have been granted
         lease.grant(3)
 

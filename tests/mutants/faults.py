@@ -130,8 +130,8 @@ FAULTS: tuple[Mutation, ...] = (
     Mutation(
         "a lease that reached nobody is kept",
         "claim",
-        "answer = self._driver.servants.ask(serve_claim, self._driver, topic, partition, timeout, undo=Lease.release)",
-        "answer = self._driver.servants.ask(serve_claim, self._driver, topic, partition, timeout)",
+        "serve_claim, self._driver, topic, partition, timeout, undo=ClaimedLease.release",
+        "serve_claim, self._driver, topic, partition, timeout",
         "C17",
     ),
     Mutation(

@@ -43,8 +43,8 @@ from rationalizer.state import (
     SETTINGS,
     SHARE,
     VERSION,
+    Derived,
     Part,
-    Shown,
     StateField,
 )
 from rationalizer.wire import wellformed as ok
@@ -321,7 +321,7 @@ def part(monkeypatch: pytest.MonkeyPatch) -> Part:
     return Part(
         "lease",
         StateField("topic", ok.TOPIC),
-        Shown("age", lambda thing, log_time: log_time),
+        Derived("age", lambda thing, log_time: log_time),
         StateField("partition", ok.PARTITION, key="topic_partition"),
         StateField("flag", FLAG, default=False),
         StateField("count", COUNT, default=0, json=lambda count, _: [count]),

@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from kafka_marshal import Batches, Group, Keys, Lease, Marshal
+from kafka_marshal import Batches, ClaimedLease, Group, Keys, Marshal
 
 arguments = json.loads(sys.argv[1])
 
@@ -44,7 +44,7 @@ marshal = Marshal(
     config=arguments.get("config"),
     watchdog=True,
 )
-leases: dict[int, Lease] = {}
+leases: dict[int, ClaimedLease] = {}
 
 
 def consume() -> None:

@@ -25,9 +25,9 @@ from kafka_marshal.client import group_consumer as plain_group
 from kafka_marshal.client import marshal as plain_marshal
 from kafka_marshal.client import transaction as plain_transaction
 from kafka_marshal.client.batch import Batch
-from kafka_marshal.client.checkpointing import Checkpoints
+from kafka_marshal.client.checkpointing import CheckpointStatus
 from kafka_marshal.client.closing import DEFAULT_TIMEOUT_S
-from kafka_marshal.client.group_consumer import COMMIT_TIMEOUT_S, Piece
+from kafka_marshal.client.group_consumer import COMMIT_TIMEOUT_S, MemberPiece
 from kafka_marshal.client.handling import RUN, Handler, RunOptions, RunSettings
 from kafka_marshal.client.health import Health
 from kafka_marshal.client.modes import Batches, Claims, Group, Keys, Mode
@@ -47,7 +47,7 @@ from kafka_marshal.client.tries import Call
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.node.serving import LOOK_S, EndedError, Reply, Servants
 from kafka_marshal.runtime import EMPTY, THREADS, is_ours
-from kafka_marshal.types import Progress, TopicPartition
+from kafka_marshal.types import Committed, TopicPartition
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -545,9 +545,11 @@ class Consumer(Renamed, Generic[C]):
     async def committed(self, partitions: Sequence[Any], ranges: Literal[False] = False) -> list[TopicPartition]: ...
 
     @overload
-    async def committed(self, partitions: Sequence[Any], ranges: Literal[True]) -> list[Progress]: ...
+    async def committed(self, partitions: Sequence[Any], ranges: Literal[True]) -> list[Committed]: ...
 
-    async def committed(self, partitions: Sequence[Any], ranges: bool = False) -> list[TopicPartition] | list[Progress]:
+    async def committed(
+        self, partitions: Sequence[Any], ranges: bool = False
+    ) -> list[TopicPartition] | list[Committed]:
         """Of each, what the group reads next (−1: it has not begun), and this member's epoch (−1: it has none).
 
         ``ranges=True``: all that is done of each, and which messages are open or set aside.
@@ -600,7 +602,7 @@ class GroupConsumer(Consumer[plain_group.GroupConsumer]):
         """``"STARTUP"``, ``"PART_OF_GROUP"``, ``"REDISCOVER"`` or ``"DOWN"``."""
         return await self._calls(lambda: self.sync.state)
 
-    async def pieces(self) -> list[Piece]:
+    async def pieces(self) -> list[MemberPiece]:
         """What this member works on, sorted."""
         return await self._calls(self.sync.pieces)
 
@@ -616,12 +618,12 @@ class GroupConsumer(Consumer[plain_group.GroupConsumer]):
         """Have all members go back to the newest checkpoint, or to the one with this id."""
         await self._calls(self.sync.rollback, to)
 
-    async def checkpoints(self) -> Checkpoints:
+    async def checkpoints(self) -> CheckpointStatus:
         """What this member knows of the group's checkpoints, now."""
         return await self._calls(lambda: self.sync.checkpoints)
 
 
-PiecesCallback = Callable[[GroupConsumer, list[Piece]], object]
+PiecesCallback = Callable[[GroupConsumer, list[MemberPiece]], object]
 
 
 async def _to_its_end(call: Awaitable[T]) -> T:

@@ -19,8 +19,8 @@ from weakref import ref
 from kafka_marshal import arguments
 from kafka_marshal.client.closing import (
     DEFAULT_TIMEOUT_S,
-    Leaving,
     Limit,
+    Releasing,
     calling,
     carry_out,
     close_if_dropped,
@@ -45,7 +45,7 @@ from kafka_marshal.node.life import exiting
 from kafka_marshal.node.serving import EndedError
 from kafka_marshal.node.topics import CountPartitions
 from kafka_marshal.runtime import is_ours
-from kafka_marshal.types import Key, Offsets, Progress, TopicPartition
+from kafka_marshal.types import Committed, Key, Offsets, TopicPartition
 from rationalizer.holes import first_open
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ STOPPED_SLICE_S = 0.2
 _NUMBERS = (float, int)
 
 
-class Host(Protocol):
+class ConsumerHost(Protocol):
     """The Marshal of a consumer, as the consumer sees it."""
 
     #: Settings of librdkafka, as the user passed them.
@@ -78,7 +78,7 @@ class _Loops:
 
     __slots__ = ("config", "group_id")
 
-    def __init__(self, marshal: Host) -> None:
+    def __init__(self, marshal: ConsumerHost) -> None:
         self.group_id = marshal.group_id
         self.config = marshal.config
 
@@ -114,11 +114,11 @@ class ShowsCommitted:
     ) -> list[TopicPartition]: ...
 
     @overload
-    def committed(self, partitions: Sequence[Key | TopicPartition], ranges: Literal[True]) -> list[Progress]: ...
+    def committed(self, partitions: Sequence[Key | TopicPartition], ranges: Literal[True]) -> list[Committed]: ...
 
     def committed(
         self, partitions: Sequence[Key | TopicPartition], ranges: bool = False
-    ) -> list[TopicPartition] | list[Progress]:
+    ) -> list[TopicPartition] | list[Committed]:
         """Of each, what the group reads next (−1: it has not begun), and this member's epoch (−1: it has none).
 
         That is the next offset that is not done, or the first message below it that waits for another try.
@@ -139,13 +139,13 @@ class ShowsCommitted:
         assignment = self._engine.assignments.get(key)
         return -1 if assignment is None or assignment.over else assignment.epoch
 
-    def _progress_of(self, key: Key) -> Progress:
+    def _progress_of(self, key: Key) -> Committed:
         done = self._engine.source.view.whole_progress(key)
         if done is None:
-            return Progress(-1, None, (), ())
+            return Committed(-1, None, (), ())
         # A coordinated group has no leases, and its members read only the group's home.
         lease = None if self._engine.settings.group is not None else self._driver.engine.peers.lease(key)
-        return Progress(
+        return Committed(
             first_open(done.stable + 1, done.open),
             _or_none(done.stable),
             tuple((lo, hi, _or_none(through)) for lo, hi, through in done.done_through),
@@ -169,7 +169,7 @@ class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Renamed, Generic[S]):
 
     def __init__(
         self,
-        marshal: Host,
+        marshal: ConsumerHost,
         driver: Driver,
         options: ConsumerOptions,
         count_partitions: CountPartitions | None = None,
@@ -187,7 +187,7 @@ class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Renamed, Generic[S]):
         self._engine: ConsumerEngine
         #: What threads take messages from. (At least once, iterating and batches do not use it.)
         self._hand: Hand
-        self._leaving: Leaving
+        self._leaving: Releasing
         self._entered = False
         subscription = Subscription(options.topics, driver.replica.topic)
         handle = cast("Self", object.__new__(type(self)))
@@ -225,7 +225,7 @@ class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Renamed, Generic[S]):
                 )
             self._engine = engine.take(None, engine.add_consumer, subscription, settings)
             self._hand = self._engine.hand
-            self._leaving = Leaving(driver, self._engine)
+            self._leaving = Releasing(driver, self._engine)
             for error in driver.upkeep.levels.missed():
                 self._take(engine.raise_error, error, self._engine.number)
             driver.lock.ports[self._engine.number] = self

@@ -218,7 +218,7 @@ T = TypeVar("T")
 _KINDS: Final = ("passing", "periodic", "pinned")
 
 
-class KeptCheckpoint(NamedTuple):
+class RestorePoint(NamedTuple):
     """A checkpoint that the group can go back to."""
 
     id: int
@@ -229,7 +229,7 @@ class KeptCheckpoint(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoints:
+class CheckpointStatus:
     """What a member knows of its group's checkpoints at one moment."""
 
     #: ``"SUBSCRIBED"`` (owns nothing), ``"POLLING"`` (delivers), ``"DRAINING"`` (a piece waits for what is in flight),
@@ -239,13 +239,13 @@ class Checkpoints:
     #: The id of the newest complete one; None: the group takes none (yet).
     newest: int | None
     #: Ascending; the newest is the last.
-    kept: tuple[KeptCheckpoint, ...]
+    kept: tuple[RestorePoint, ...]
     #: How long the last drain took, and the longest one: from the barrier to the last cut.
     drain_seconds: float
     drain_seconds_max: float
 
 
-_NONE = Checkpoints("SUBSCRIBED", None, (), 0.0, 0.0)
+_NONE = CheckpointStatus("SUBSCRIBED", None, (), 0.0, 0.0)
 
 
 class CheckpointingMember(AnyConsumer[Any]):
@@ -290,17 +290,17 @@ class CheckpointingMember(AnyConsumer[Any]):
         self._driver.call(self._carry_out_rollback, to)
 
     @property
-    def checkpoints(self) -> Checkpoints:
+    def checkpoints(self) -> CheckpointStatus:
         """What this member knows of the group's checkpoints, now."""
         self._refuse_without_checkpoints("checkpoints")
         return self._look(self._checkpoints)
 
-    def _checkpoints(self, now: float) -> Checkpoints:
+    def _checkpoints(self, now: float) -> CheckpointStatus:
         found = self._member.checkpoints
         if found is None:
             return _NONE
-        kept = tuple(KeptCheckpoint(number, log_time, _KINDS[kind]) for number, log_time, kind in found.kept)
-        return Checkpoints(str(found.state), found.newest, kept, found.drain_seconds, found.drain_seconds_max)
+        kept = tuple(RestorePoint(number, log_time, _KINDS[kind]) for number, log_time, kind in found.kept)
+        return CheckpointStatus(str(found.state), found.newest, kept, found.drain_seconds, found.drain_seconds_max)
 
     def _carry_out_rollback(self, to: int | None) -> None:
         kept = {each.id for each in self._look(self._checkpoints).kept}

@@ -95,7 +95,7 @@ EXIT_TIMEOUT_S = 1.0
 calling: ContextVar[object] = ContextVar("calling", default=None)
 
 
-class Leaving:
+class Releasing:
     """How one consumer releases what it holds."""
 
     def __init__(self, driver: Driver, engine: ConsumerEngine) -> None:
@@ -219,10 +219,10 @@ class Limit:
         return None if until == inf else max(0.0, until - self._monotonic())
 
 
-class Member(Protocol):
+class Closable(Protocol):
     """What the end needs of a consumer."""
 
-    _leaving: Leaving
+    _leaving: Releasing
     _limit: Limit
     _closed: bool
 
@@ -268,7 +268,7 @@ def cut_off(driver: Driver) -> None:
 
 def end_all(
     driver: Driver,
-    consumers: Sequence[Member],
+    consumers: Sequence[Closable],
     in_callback: bool,
     manual: Sequence[ManualLease] = (),
     *,
@@ -293,10 +293,10 @@ def end_all(
         log(logging.WARNING, "close_late", "%s", left)
 
 
-def _await_callbacks(driver: Driver, consumers: Sequence[Member], for_good: bool) -> str:
+def _await_callbacks(driver: Driver, consumers: Sequence[Closable], for_good: bool) -> str:
     """Wait until all callbacks have returned, or the limits are over; returns what is left (the lock is held)."""
 
-    def running() -> list[Member]:
+    def running() -> list[Closable]:
         at_work = [c for c in consumers if c._leaving.callbacks_running or c._leaving.waits_for_checkpoint]
         return [c for c in at_work if not c._closed]  # another thread has closed it, and the engine has forgotten it
 
@@ -326,7 +326,7 @@ def _await_callbacks(driver: Driver, consumers: Sequence[Member], for_good: bool
     return _left_text(driver, [call.named for call in dropped], for_good)
 
 
-def _hung(driver: Driver, consumers: Sequence[Member], now: float) -> UserCall | None:
+def _hung(driver: Driver, consumers: Sequence[Closable], now: float) -> UserCall | None:
     """A callback about checkpoints that has not returned for long: a member leaves its group without it."""
     call = driver.effects.callbacks.running
     if call is None or now - call.began_at <= driver.engine.settings.heartbeat_interval_ms:

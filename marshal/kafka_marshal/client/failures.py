@@ -43,7 +43,7 @@ class _Kind:
     count: int = 0
 
 
-class Failures:
+class RunFailures:
     """The failures of one run. Any thread may call."""
 
     def __init__(self, now_ms: Callable[[], float], lock: Lock, secrets: tuple[str, ...], **whose: Any) -> None:

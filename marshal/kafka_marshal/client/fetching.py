@@ -18,7 +18,7 @@ from typing import Any, TypeVarTuple
 
 from kafka_marshal import arguments
 from kafka_marshal.client.attempt import GroupKind
-from kafka_marshal.client.base import AnyConsumer, Host, S
+from kafka_marshal.client.base import AnyConsumer, ConsumerHost, S
 from kafka_marshal.client.batch import Look
 from kafka_marshal.client.closing import Limit
 from kafka_marshal.client.failures import say_in_hand, shortened
@@ -489,7 +489,7 @@ SAID_AT_ONCE = 10_000
 class FetchingConsumer(AnyConsumer[S]):
     """The part of a consumer that runs on our own threads."""
 
-    def __init__(self, marshal: Host, driver: Driver, options: ConsumerOptions) -> None:
+    def __init__(self, marshal: ConsumerHost, driver: Driver, options: ConsumerOptions) -> None:
         self._shared_bytes = marshal.max_bytes_shared_reads if options.settings.shares_keys else 0
         self._fetcher = Fetcher(self, driver, options.config)
         #: Its transactional producers; None: it does not process in transactions.

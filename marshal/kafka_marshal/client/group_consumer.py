@@ -14,7 +14,7 @@ from shlex import quote
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from kafka_marshal import arguments
-from kafka_marshal.client.base import Host
+from kafka_marshal.client.base import ConsumerHost
 from kafka_marshal.client.checkpointing import CheckpointingMember, StateCalls
 from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.client.options import ConsumerOptions
@@ -40,7 +40,7 @@ COMMIT_TIMEOUT_S = 5.0
 _SOME = 5
 
 
-class Piece(NamedTuple):
+class MemberPiece(NamedTuple):
     """Key hashes lo … hi of a partition (all of them: the whole partition); epoch is its fencing token."""
 
     topic: str
@@ -52,8 +52,8 @@ class Piece(NamedTuple):
     revoked: bool
 
 
-def _piece(piece: effects.Piece, callback: effects.Callback) -> Piece:
-    return Piece(*piece.key, piece.lo, piece.hi, piece.token, callback is effects.Callback.REVOKE)
+def _piece(piece: effects.Piece, callback: effects.Callback) -> MemberPiece:
+    return MemberPiece(*piece.key, piece.lo, piece.hi, piece.token, callback is effects.Callback.REVOKE)
 
 
 class GroupMember(CheckpointingMember):
@@ -62,7 +62,7 @@ class GroupMember(CheckpointingMember):
     _named: ClassVar[staticmethod[[effects.Piece, effects.Callback], Any]] = staticmethod(_piece)
     _share_said = False
 
-    def __init__(self, marshal: Host, driver: Driver, options: ConsumerOptions) -> None:
+    def __init__(self, marshal: ConsumerHost, driver: Driver, options: ConsumerOptions) -> None:
         """Follow the log from before this member is made."""
         self._driver = driver
         self._state_calls = StateCalls(driver, self, options.state_callbacks)
@@ -125,7 +125,7 @@ class GroupMember(CheckpointingMember):
         """``"STARTUP"``, ``"PART_OF_GROUP"``, ``"REDISCOVER"`` (not proven at present) or ``"DOWN"``."""
         return self._look(self._state)
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[MemberPiece]:
         """What this member works on, sorted."""
         return self._look(self._pieces)
 
@@ -145,9 +145,9 @@ class GroupMember(CheckpointingMember):
         is_over = self._closed or self._driver.is_over or self._driver.engine.failure is not None
         return str(MemberState.DOWN if is_over else self._member.state(now))
 
-    def _pieces(self, now: float) -> list[Piece]:
+    def _pieces(self, now: float) -> list[MemberPiece]:
         held = self._member.pieces.values()
-        return sorted(Piece(*piece.key, *piece.span, piece.epoch, piece.stopped) for piece in held)
+        return sorted(MemberPiece(*piece.key, *piece.span, piece.epoch, piece.stopped) for piece in held)
 
     def _epoch_of(self, key: Key) -> int:
         piece = self._member.pieces.get(key)
@@ -179,13 +179,13 @@ class GroupMember(CheckpointingMember):
         return is_reported and progress is not None and bool(beyond(assignment.tracker.done.ranges, progress.ranges))
 
 
-PiecesCallback = Callable[["GroupConsumer", list[Piece]], object]
+PiecesCallback = Callable[["GroupConsumer", list[MemberPiece]], object]
 
 
 class GroupConsumer(GroupMember, Consumer):
     """A member of a coordinated group, and a Consumer. Made by ``marshal.consumer(…, mode=Group())``."""
 
-    def __init__(self, marshal: Host, driver: Driver, options: ConsumerOptions) -> None:
+    def __init__(self, marshal: ConsumerHost, driver: Driver, options: ConsumerOptions) -> None:
         self._offset_mirror: OffsetMirror | None = None
         super().__init__(marshal, driver, options)
         if options.mirror_offsets:

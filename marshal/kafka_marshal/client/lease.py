@@ -10,7 +10,7 @@ from types import TracebackType
 from kafka_marshal import arguments
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.view import lease_info
-from kafka_marshal.engine.claims.leases import Answer, ManualLease
+from kafka_marshal.engine.claims.leases import Acceptance, ManualLease
 from kafka_marshal.engine.work.topic_mark import kafka_counts
 from kafka_marshal.errors import (
     ClaimTimeoutError,
@@ -31,7 +31,9 @@ from rationalizer.holes import Hole
 _FINAL = (codes.WRONG_KIND, codes.UPGRADE_REQUIRED)
 
 
-def serve_claim(is_gone: Callable[[], bool], driver: Driver, topic: str, partition: int, timeout: float) -> Lease:
+def serve_claim(
+    is_gone: Callable[[], bool], driver: Driver, topic: str, partition: int, timeout: float
+) -> ClaimedLease:
     """Carry out ``Marshal.claim`` on one of our threads. is_gone: the caller has left. Raises the same errors."""
     key = (topic, partition)
     driver.lock.check()
@@ -67,7 +69,7 @@ def serve_claim(is_gone: Callable[[], bool], driver: Driver, topic: str, partiti
         refused = manual.is_proven and held is not None and kafka_counts(held.progress)
         in_the_way = _in_the_way(held.progress) if manual.is_proven and held is not None else []
         if manual.is_proven and not refused and not in_the_way:
-            return Lease(driver, manual)
+            return ClaimedLease(driver, manual)
         engine.take(None, manual.release, None, driver.now_ms())
         if in_the_way and not refused:
             raise _open(engine.settings.group_id, topic, partition, in_the_way)
@@ -177,7 +179,7 @@ def _refusal(driver: Driver, manual: ManualLease) -> Exception:
 ANSWER_INTERVALS = 2
 
 
-class Lease(OneProcess, WithBlock):
+class ClaimedLease(OneProcess, WithBlock):
     """One lease that this process holds; heartbeats are sent in the background until it is released or lost.
 
     Made by :meth:`Marshal.claim`. Any thread may use it. A ``with`` block releases it at its end.
@@ -257,7 +259,7 @@ class Lease(OneProcess, WithBlock):
                 ANSWER_INTERVALS * self._manual.lease.heartbeat_interval_ms / 1000,
             )
 
-    def _await(self, answer: Answer, what: str) -> None:
+    def _await(self, answer: Acceptance, what: str) -> None:
         timeout_s = ANSWER_INTERVALS * self._manual.lease.heartbeat_interval_ms / 1000
         with self._driver.condition:
             self._driver.wait_for(lambda: answer.accepted is not None, timeout_s)
@@ -291,7 +293,7 @@ class Lease(OneProcess, WithBlock):
 
     def __repr__(self) -> str:
         state = "valid" if self.valid else "over"
-        return f"Lease({self.topic!r}, {self.partition}, epoch={self.epoch}, {state})"
+        return f"ClaimedLease({self.topic!r}, {self.partition}, epoch={self.epoch}, {state})"
 
 
 def _checked(last_offset: int | None) -> int | None:

@@ -29,7 +29,7 @@ from kafka_marshal.client.consumer import Consumer, PartitionsCallback
 from kafka_marshal.client.group_consumer import GroupConsumer, PiecesCallback
 from kafka_marshal.client.handling import Hooks
 from kafka_marshal.client.health import Health
-from kafka_marshal.client.lease import Lease, serve_claim
+from kafka_marshal.client.lease import ClaimedLease, serve_claim
 from kafka_marshal.client.modes import Batches, Claims, Group, Keys, Mode
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.options import (
@@ -91,7 +91,7 @@ class Opened(NamedTuple):
             self.watchdog.close()
 
 
-class Ending:
+class Shutdown:
     """The end of one Marshal: it happens once, however often it is asked for."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -205,7 +205,7 @@ class Watched:
 
     _meter: MarshalMeter
     _closed: bool
-    _ending: Ending
+    _ending: Shutdown
 
     def health(self) -> Health:
         """The present state of this member: for probes, and for people (``str()`` of it).
@@ -379,7 +379,7 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
         self.instance_id: str = cluster.runtime.new_instance_id()
         self._is_stopped = False
         self._closed = False
-        self._ending = Ending(cluster.runtime)
+        self._ending = Shutdown(cluster.runtime)
         #: The process that releases for this one if it dies; None: there is none.
         self.watchdog: Watchdog | None = None
         self._driver: Driver
@@ -598,7 +598,7 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
             answer.receipt.left = True
             raise
 
-    def claim(self, topic: str, partition: int, timeout: float = 5.0) -> Lease:
+    def claim(self, topic: str, partition: int, timeout: float = 5.0) -> ClaimedLease:
         """Claim one lease by hand; wait up to timeout seconds until it is free.
 
         ``topic`` need not exist: then the lease is on its name alone. If it exists, so must the partition. Raises
@@ -610,7 +610,9 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
         partition = arguments.a_whole("partition", partition, 0, arguments.MOST_PARTITION)
         timeout = arguments.seconds("timeout", timeout)
         self._check_open()
-        answer = self._driver.servants.ask(serve_claim, self._driver, topic, partition, timeout, undo=Lease.release)
+        answer = self._driver.servants.ask(
+            serve_claim, self._driver, topic, partition, timeout, undo=ClaimedLease.release
+        )
         try:
             lease = answer.wait()
             lease._keeps = self
@@ -690,7 +692,7 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
             consumer._left_by(error)
 
 
-def _end_at_exit(mine: ref[Marshal], ending: Ending, driver: Driver, watchdog: Watchdog | None) -> None:
+def _end_at_exit(mine: ref[Marshal], ending: Shutdown, driver: Driver, watchdog: Watchdog | None) -> None:
     """End a Marshal that was not closed when the interpreter ends; the user's handle may be gone."""
     if (marshal := mine()) is not None:
         marshal._end(True, EXIT_TIMEOUT_S)

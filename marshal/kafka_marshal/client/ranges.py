@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 
 from kafka_marshal import arguments
-from kafka_marshal.client.base import AnyConsumer, Host
-from kafka_marshal.client.group_consumer import GroupMember, Piece
+from kafka_marshal.client.base import AnyConsumer, ConsumerHost
+from kafka_marshal.client.group_consumer import GroupMember, MemberPiece
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.engine.work.ranges import OffsetRange, RangeDelivery, RangeRun
 from kafka_marshal.errors import KafkaUnavailableError
@@ -180,7 +180,7 @@ def _bounded(marks: Marks, ends: Mapping[Key, int] | None) -> Marks:
 
 
 RangesCallback = Callable[["RangeConsumer", list[TopicPartition]], object]
-PiecesOfRangesCallback = Callable[["GroupRangeConsumer", list[Piece]], object]
+PiecesOfRangesCallback = Callable[["GroupRangeConsumer", list[MemberPiece]], object]
 
 
 class RangeConsumer(AnyConsumer["RangeConsumer"]):
@@ -189,7 +189,7 @@ class RangeConsumer(AnyConsumer["RangeConsumer"]):
     Any thread may call ``done``, ``give_back``, ``is_valid``, ``close`` …; only one at a time may call ``take``.
     """
 
-    def __init__(self, marshal: Host, driver: Driver, options: ConsumerOptions) -> None:
+    def __init__(self, marshal: ConsumerHost, driver: Driver, options: ConsumerOptions) -> None:
         self._marks = Watermarks(driver.cluster, committed=options.committed)
         #: Called when the consumer has ended, to end what serves its readers.
         self.at_end: Callable[[], object] = lambda: None

@@ -24,7 +24,7 @@ WAIT_S = 0.2
 SAY_AFTER_S = 10.0
 
 
-class Host(Protocol):
+class TransactingConsumer(Protocol):
     """A consumer, as its transactions see it."""
 
     _driver: Driver
@@ -45,7 +45,7 @@ class Transaction:
 
     __slots__ = ("_batch", "_consumer", "_outputs", "_run")
 
-    def __init__(self, consumer: Host, batch: Batch) -> None:
+    def __init__(self, consumer: TransactingConsumer, batch: Batch) -> None:
         self._consumer = consumer
         #: Kept: a batch that the program drops comes again.
         self._batch = batch

@@ -17,7 +17,7 @@ from kafka_marshal.client.attempt import Attempt, Handling, current
 from kafka_marshal.client.batch import Look
 from kafka_marshal.client.breaker import SLOWEST_PACE_MS, Breaker
 from kafka_marshal.client.dead_letters import headers_of
-from kafka_marshal.client.failures import Failures, shortened
+from kafka_marshal.client.failures import RunFailures, shortened
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import Fate, RunOptions, fate_of
 from kafka_marshal.client.transactions import Output
@@ -161,7 +161,7 @@ class Tries:
         self._rng: Random = self.runtime.random()
         secrets = values_of({**consumer._marshal.config, **consumer._fetcher.config})
         ids = consumer._driver.engine.settings
-        self.failures: Failures = Failures(
+        self.failures: RunFailures = RunFailures(
             self.runtime.now_ms, self.runtime.lock(), secrets, group=ids.group_id, client=ids.client_id
         )
         self._breaker = Breaker(self.runtime.lock())

@@ -26,7 +26,7 @@ from kafka_marshal.engine.claims.keys import KeySource, ShareSource
 from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.effects import Call, Effect, LookUp, Outbox, TakeOver
-from kafka_marshal.engine.groups.client import GroupClient, Host
+from kafka_marshal.engine.groups.client import GroupClient, MemberEngine
 from kafka_marshal.engine.inputs import T, Ts, given
 from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
@@ -132,7 +132,7 @@ class Engine:
                 self.worlds,
                 self.outbox,
                 self._rng,
-                Host(
+                MemberEngine(
                     self.leases.lets_all_go, self.leases.drain, self.unblock, self.answered_late, self.messages_opened
                 ),
                 settings.start != "earliest",

@@ -11,7 +11,7 @@ from operator import add
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 
 
-class Moved:
+class MessageTotals:
     """Messages of one partition fetched and done, over all assignments of one consumer. They never decrease."""
 
     __slots__ = ("again", "done", "fetched")

@@ -60,7 +60,7 @@ class Owner(Protocol):
         """The last_offset for the next beat; None: no new progress."""
 
 
-class Keys(Protocol):
+class OwnKeys(Protocol):
     """Our keys of a partition that is, or was, shared by key (K1): ranges of hashes from lo to hi, both included."""
 
     lo: int
@@ -120,7 +120,7 @@ class Holding:
     )
 
     #: Our keys of the partition; None: all of them, with the same progress.
-    keys: Keys | None = None
+    keys: OwnKeys | None = None
     #: Whether its claim says where the group begins (B3), so that this is looked up before.
     is_claimed_with_start: bool = False
     #: How many intervals the log keeps beyond a gap (P5).

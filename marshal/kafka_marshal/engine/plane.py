@@ -71,7 +71,7 @@ class CheckpointState(StrEnum):
     RESET_COMPLETE = "RESET_COMPLETE"
 
 
-class PartitionView(Protocol):
+class ReplicaView(Protocol):
     """The partitions of a group, as our replica knows them. All methods only read."""
 
     def progress(self, key: Key) -> Progress | None:
@@ -214,7 +214,7 @@ class PartitionSource(Protocol):
     """How one consumer holds its partitions: by leases, or as a member of a coordinated group."""
 
     @property
-    def view(self) -> PartitionView: ...
+    def view(self) -> ReplicaView: ...
 
     @property
     def reports(self) -> PartitionReports: ...
@@ -294,7 +294,7 @@ class Cuttable(Protocol):
         """Whether something of it was delivered since it was at this offset."""
 
 
-class Part(Protocol):
+class SourcePart(Protocol):
     """A partition that a consumer claims, holds or releases, as the source sees it."""
 
     @property
@@ -333,7 +333,7 @@ class Work(Protocol):
     def subscription(self) -> Subscription: ...
 
     @property
-    def parts(self) -> Mapping[Key, Part]: ...
+    def parts(self) -> Mapping[Key, SourcePart]: ...
 
     @property
     def blocked(self) -> Collection[Key]:

@@ -300,7 +300,7 @@ def went_back(world: World) -> dict[str, int]:
     return {name: found.went_back_to for name, found in taking if found is not None and found.went_back_to}
 
 
-class Recorder:
+class EngineRecorder:
     """The ``recorder`` of one engine; created before its first input."""
 
     def __init__(

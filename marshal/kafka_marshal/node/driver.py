@@ -15,7 +15,7 @@ from random import Random
 from typing import TypeVar
 
 from kafka_marshal.engine.engine import Engine
-from kafka_marshal.engine.recording import Recorder
+from kafka_marshal.engine.recording import EngineRecorder
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
 from kafka_marshal.instance import release
@@ -337,7 +337,7 @@ def _opened(path: str) -> tuple[int, str]:
     raise AssertionError("there is always another number")
 
 
-def record(engine: Engine, rng: Random) -> Recorder | None:
+def record(engine: Engine, rng: Random) -> EngineRecorder | None:
     """Write down this engine's run, if the environment says where; None: it does not."""
     if not (path := os.environ.get(RECORD)):
         return None
@@ -349,7 +349,7 @@ def record(engine: Engine, rng: Random) -> Recorder | None:
         log(logging.ERROR, "recording_ended", text, file.path, error)
 
     file.failed = failed
-    recorder = Recorder(engine, rng, file.write, failed, release())
+    recorder = EngineRecorder(engine, rng, file.write, failed, release())
     log(
         logging.WARNING,
         "recording",

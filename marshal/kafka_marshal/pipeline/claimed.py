@@ -37,8 +37,8 @@ from pyspark.sql import DataFrame, SparkSession
 from kafka_marshal import arguments
 from kafka_marshal.checkpoints import CheckpointPolicy
 from kafka_marshal.client.attempt import GroupKind
-from kafka_marshal.client.checkpointing import Checkpoints
-from kafka_marshal.client.group_consumer import Piece
+from kafka_marshal.client.checkpointing import CheckpointStatus
+from kafka_marshal.client.group_consumer import MemberPiece
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.client.modes import Claims, Group
 from kafka_marshal.client.options import check_callback, says_new
@@ -254,7 +254,7 @@ class CheckpointCalls:
         self._member_for("rollback()").rollback(to)
 
     @property
-    def checkpoints(self) -> Checkpoints:
+    def checkpoints(self) -> CheckpointStatus:
         """What this driver knows of the group's checkpoints, now."""
         return self._member_for("checkpoints").checkpoints
 
@@ -526,7 +526,7 @@ class ClaimedBatches(CheckpointCalls):
             return True
         return self._consumer.wait_lost(batch.ranges, 2 * self._marshal.heartbeat_interval)
 
-    def _lost(self, consumer: RangeConsumer, partitions: list[TopicPartition] | list[Piece]) -> None:
+    def _lost(self, consumer: RangeConsumer, partitions: list[TopicPartition] | list[MemberPiece]) -> None:
         """on_lost, on the callback thread."""
         at_work = self._round
         if at_work is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol, cast
 
-from kafka_marshal import Claims, Consumer, Group, HeldError, Lease, LeaseLostError, Marshal, TopicPartition
+from kafka_marshal import ClaimedLease, Claims, Consumer, Group, HeldError, LeaseLostError, Marshal, TopicPartition
 from kafka_marshal.errors import (
     ClaimTimeoutError,
     ClientReplacedError,
@@ -268,7 +268,7 @@ class _Worker:
             except (HeldError, LeaseLostError, ClaimTimeoutError):
                 continue
 
-    def _some_by_hand(self, lease: Lease) -> None:
+    def _some_by_hand(self, lease: ClaimedLease) -> None:
         done = lease.last_offset
         first = 0 if done is None else done + 1
         last = first + self.rng.randrange(3)

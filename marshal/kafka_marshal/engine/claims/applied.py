@@ -36,7 +36,7 @@ from rationalizer import (
 from rationalizer.wire.records import LeaseRecord
 
 
-class Host(Protocol):
+class ClaimsEngine(Protocol):
     """The engine, as far as claims need it."""
 
     def messages_opened(self, key: Key, entries: Settles, answers: Sequence[str] | None, now: float) -> None:
@@ -62,7 +62,7 @@ class LeaseRecords:
     """Our leases, and what we know of the leases of others."""
 
     def __init__(
-        self, settings: EngineSettings, worlds: Mapping[int, World], outbox: Outbox, rng: Random, host: Host
+        self, settings: EngineSettings, worlds: Mapping[int, World], outbox: Outbox, rng: Random, host: ClaimsEngine
     ) -> None:
         self.settings = settings
         self.outbox = outbox

@@ -60,7 +60,7 @@ def _lease(own: Holding) -> HeldLease:
 
 
 class LeaseView:
-    """A :class:`~kafka_marshal.engine.plane.PartitionView` of the leases of a group."""
+    """A :class:`~kafka_marshal.engine.plane.ReplicaView` of the leases of a group."""
 
     def __init__(self, peers: Peers, subscription: Subscription) -> None:
         self._peers = peers

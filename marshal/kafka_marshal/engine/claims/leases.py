@@ -500,7 +500,7 @@ class LeaseBook:
 
 
 @dataclass(slots=True)
-class Answer:
+class Acceptance:
     """The answer to a pending record. accepted: None until our replica applied the record."""
 
     accepted: bool | None = None
@@ -524,8 +524,8 @@ class ManualLease:
         self._peers = peers
         self._outbox = outbox
         self._ids = ids
-        self._beats: list[tuple[int | None, Answer]] = []
-        self._grants: dict[int, Answer] = {}
+        self._beats: list[tuple[int | None, Acceptance]] = []
+        self._grants: dict[int, Acceptance] = {}
         self._next_try = 0.0
         self._tried = False
 
@@ -621,17 +621,17 @@ class ManualLease:
         return max(now + 1, min(self._next_try, self._peers.opens_at(self.key, now)))
 
     @given
-    def beat(self, last_offset: int | None, now: float) -> Answer:
+    def beat(self, last_offset: int | None, now: float) -> Acceptance:
         """Send a heartbeat with an offset (C14)."""
-        answer = Answer()
+        answer = Acceptance()
         self._beats.append((last_offset, answer))
         self._book.beat(self.lease, last_offset, now)
         return answer
 
     @given
-    def grant(self, last_offset: int, now: float) -> Answer:
+    def grant(self, last_offset: int, now: float) -> Acceptance:
         """Send a ClaimingMessages up to last_offset (C12)."""
-        answer = self._grants[last_offset] = Answer()
+        answer = self._grants[last_offset] = Acceptance()
         record = ClaimingMessages(*self._ids, *self.key, self.lease.epoch, last_offset)
         self._outbox.append(self.lease.cp, record)
         return answer

@@ -15,7 +15,7 @@ from math import inf
 from typing import Protocol
 
 from kafka_marshal.engine.claims.peers import Peers
-from kafka_marshal.engine.plane import SURPLUS, UNWANTED, Part, Work
+from kafka_marshal.engine.plane import SURPLUS, UNWANTED, SourcePart, Work
 from kafka_marshal.engine.policies import (
     IDLE_TURN,
     LEFT_OVER_TURN,
@@ -238,7 +238,7 @@ class Placement:
             wishes = replace(wishes, claim=(), ask=(), idle=_NONE)  # C18
         return None if wishes is None else self._limit(wishes, now)
 
-    def _view(self, keys: tuple[Key, ...], own: list[tuple[Key, Part]], now: float) -> View:
+    def _view(self, keys: tuple[Key, ...], own: list[tuple[Key, SourcePart]], now: float) -> View:
         parts = self._work.parts
         waiting = self._peers.waiting(self._work.subscription.topics, now)
         return View(

@@ -54,7 +54,7 @@ REMOVED = (
 )
 
 
-class Host(NamedTuple):
+class MemberEngine(NamedTuple):
     """What a member asks of its engine, and reports to it."""
 
     #: Why all partitions are to be released; "": they are not.
@@ -80,7 +80,7 @@ class AppliedRecords:
         holdings: Holdings,
         outbox: Outbox,
         work: Work,
-        host: Host,
+        host: MemberEngine,
         fail: Callable[[MarshalError], object],
         gate: JoinGate,
         checkpoints: MemberCheckpoints | None,
@@ -247,7 +247,7 @@ class GroupClient:
         worlds: Mapping[int, World],
         outbox: Outbox,
         rng: Random,
-        host: Host,
+        host: MemberEngine,
         starts_late: bool = False,
     ) -> None:
         self._host = host

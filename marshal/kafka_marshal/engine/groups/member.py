@@ -41,7 +41,7 @@ from rationalizer.wire.wellformed import REFUSED
 WITNESS_SHARE = 1 / 20
 
 
-class Witness:
+class HeardMembers:
     """When our replica last applied a record of each member. Times: own clock, ms."""
 
     def __init__(self, client_id: str, rng: Random) -> None:
@@ -231,7 +231,7 @@ class Membership:
         self.home: int = route_group(settings.group_id, settings.coordination_partitions)
         self.member_id: str = ""
         self.proof: MemberProof = MemberProof(options.session_timeout_ms)
-        self.witness: Witness = Witness(settings.client_id, rng)
+        self.witness: HeardMembers = HeardMembers(settings.client_id, rng)
         #: When pieces may start.
         self.open_at: float = inf
         #: Our JoinGroup in flight; None: the log answered the last one.

@@ -117,7 +117,7 @@ class HeldPiece(Holding):
 
 
 class GroupView:
-    """A :class:`~kafka_marshal.engine.plane.PartitionView` of a coordinated group; it changes nothing."""
+    """A :class:`~kafka_marshal.engine.plane.ReplicaView` of a coordinated group; it changes nothing."""
 
     def __init__(self, member: Membership, worlds: Mapping[int, World], pieces: Mapping[Key, HeldPiece]) -> None:
         self._member = member

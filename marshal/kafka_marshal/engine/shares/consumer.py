@@ -10,7 +10,7 @@ from weakref import ref
 from kafka_marshal.engine.claims.client import NamedClient
 from kafka_marshal.engine.claims.keys import ShareSource
 from kafka_marshal.engine.effects import Outbox, StartFetch, StopFetch
-from kafka_marshal.engine.figures import Moved
+from kafka_marshal.engine.figures import MessageTotals
 from kafka_marshal.engine.holding import Holding, Owner
 from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.plane import Loss, Settles
@@ -129,7 +129,7 @@ class SharedAssignment(NamedAssignment):
 
     _desk_kind: ClassVar[type[Desk]] = Desk
 
-    def __init__(self, key: Key, consumer: SharedConsumer, moved: Moved) -> None:
+    def __init__(self, key: Key, consumer: SharedConsumer, moved: MessageTotals) -> None:
         super().__init__(key, consumer, moved)
         sharing = consumer.sharing
         self.buffer = BatchBuffer(self._is_ours, lambda first: self.desk.unread(first))

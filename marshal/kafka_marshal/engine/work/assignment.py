@@ -30,7 +30,7 @@ from math import inf
 from typing import Protocol
 
 from kafka_marshal.engine.effects import Callback, Outbox, Piece, StartFetch
-from kafka_marshal.engine.figures import Moved
+from kafka_marshal.engine.figures import MessageTotals
 from kafka_marshal.engine.holding import HandIn, Holding
 from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, ConsumerSettings
@@ -406,7 +406,7 @@ class Assignment:
     #: What becomes of a message in flight when its lease ends, for people.
     comes_again: str = "it comes again at the next owner"
 
-    def __init__(self, key: Key, consumer: Mover, moved: Moved | None = None) -> None:
+    def __init__(self, key: Key, consumer: Mover, moved: MessageTotals | None = None) -> None:
         """moved: the partition's counters, which all assignments of it to this consumer share."""
         self.key: Key = key
         self.consumer: Mover = consumer

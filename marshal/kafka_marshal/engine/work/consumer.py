@@ -12,7 +12,7 @@ from math import inf
 from typing import NamedTuple
 
 from kafka_marshal.engine.effects import Call, Callback, CloseProducer, Outbox, Piece, Warn
-from kafka_marshal.engine.figures import Moved
+from kafka_marshal.engine.figures import MessageTotals
 from kafka_marshal.engine.holding import Holding, Owner
 from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.plane import HUNG, PartitionSource, Settles
@@ -271,7 +271,7 @@ class ConsumerEngine:
         claims_before: Mapping[int, int] | None = None,
     ) -> None:
         """Claim a partition; want: called once, with the lease's owner."""
-        assignment = self.supply.assignment(key, self, self.delivery.moved.setdefault(key, Moved()))
+        assignment = self.supply.assignment(key, self, self.delivery.moved.setdefault(key, MessageTotals()))
         assignment.origin = Origin(is_first, claims_before)
         assignment.origin.after_death = not is_first and self.source.view.is_left(key)
         assignment.wary = 0 if is_first else None

@@ -16,7 +16,7 @@ from math import inf
 from typing import NamedTuple
 
 from kafka_marshal.engine.effects import Warn
-from kafka_marshal.engine.figures import Moved
+from kafka_marshal.engine.figures import MessageTotals
 from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, TURN_MS
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
@@ -181,7 +181,7 @@ class Delivery:
         #: Messages per partition whose done() committed nothing: their lease had ended, or they were done before.
         self.ignored_done: Counter[Key] = Counter()
         #: Counters of each partition that was ever claimed.
-        self.moved: dict[Key, Moved] = {}
+        self.moved: dict[Key, MessageTotals] = {}
         #: Whether the user has ever called done.
         self.is_done_said: bool = False
         #: What was taken away with messages in flight.

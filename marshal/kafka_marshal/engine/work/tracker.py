@@ -14,7 +14,7 @@ from itertools import chain, groupby
 from math import ceil
 from typing import Any, Generic, TypeVar
 
-from kafka_marshal.engine.figures import Moved
+from kafka_marshal.engine.figures import MessageTotals
 from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.work.run import Counted, Run, offset_of
 from kafka_marshal.ports import Message
@@ -76,7 +76,7 @@ A = TypeVar("A", bound=Counted)
 class Tracker(Generic[A]):
     """Follows the messages of one assignment from hand-out to done."""
 
-    def __init__(self, stable: int, ranges: Sequence[tuple[int, int]], moved: Moved | None = None) -> None:
+    def __init__(self, stable: int, ranges: Sequence[tuple[int, int]], moved: MessageTotals | None = None) -> None:
         """moved: the counters to use; moved.done counts messages that are done."""
         #: All that we know to be done: the log's progress at the start, and offsets done here since.
         self.done: Progress = Progress()
@@ -87,7 +87,7 @@ class Tracker(Generic[A]):
         #: Runs in flight by first offset, in the order in which they were handed out.
         self.runs: dict[int, Run[A]] = {}
         #: The only counter of messages that are done; counts each message once.
-        self.moved: Moved = moved or Moved()
+        self.moved: MessageTotals = moved or MessageTotals()
         #: moved.done at the start, plus messages handed out since, less those that came back.
         self._out = self.moved.done
         #: The first offsets of the runs, ascending: they do not overlap. (Without runs of one open message.)
@@ -109,7 +109,7 @@ class Tracker(Generic[A]):
 
     def detach(self) -> None:
         """The assignment is over: a later done is not counted."""
-        self.moved = Moved(done=self.moved.done)
+        self.moved = MessageTotals(done=self.moved.done)
 
     @property
     def has_news(self) -> bool:

@@ -149,7 +149,7 @@ def _is_owned(group: Group, key: Key) -> bool:
 
 
 @dataclass(slots=True)
-class Attempt:
+class RestoreCall:
     """A call of on_restore."""
 
     number: int
@@ -189,7 +189,7 @@ class Restoring:
         self._figures = figures
         self._fail = fail
         #: The call that has not returned, or whose state is missing; None: there is none.
-        self._attempt: Attempt | None = None
+        self._attempt: RestoreCall | None = None
         self._number = 0
         #: The group goes back: pieces that were ours and still are (for display).
         self.goes_back: bool = False
@@ -229,7 +229,7 @@ class Restoring:
         if found is None or group is None:
             return
         self._number += 1
-        self._attempt = attempt = Attempt(self._number, why, pieces, now)
+        self._attempt = attempt = RestoreCall(self._number, why, pieces, now)
         attempt.states = {piece.key: self._shown.states(piece) for piece in pieces}
         positions = {(topic, number): kept.progress.stable + 1 for topic, number, kept in group.all_progress()}
         asked = tuple(self._asked(piece, attempt.states[piece.key]) for piece in pieces)
@@ -273,7 +273,7 @@ class Restoring:
     def _is_ours(self, piece: HeldPiece) -> bool:
         return piece.held and self._pieces.get(piece.key) is piece
 
-    def _look_again(self, attempt: Attempt, now: float) -> None:
+    def _look_again(self, attempt: RestoreCall, now: float) -> None:
         """A state is missing, or a token too old: if a newer view still names them, this member can't continue."""
         if self._member.proof.token < attempt.beat:
             return
