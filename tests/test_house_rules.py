@@ -552,6 +552,28 @@ def test_classes_stay_small() -> None:
     assert LARGE.keys() - large.keys() == set(), "they are small now: take them off the list"
 
 
+# -- names --------------------------------------------------------------------------------------------------------
+
+#: Classes of one name → why they keep it. Those private to a module need no place here.
+SAME_NAME = {
+    **dict.fromkeys(("Consumer", "GroupConsumer", "Marshal", "Transaction"), "the same for an event loop, in aio"),
+    "Message": "one thing: as type checkers see it, and as the engine and the in-memory log need it",
+    "Group": "the mode is the word that users write; the core's is the group itself",
+    "Piece": "the engine's stands in recordings by this name",
+}
+
+
+def test_a_name_stands_for_one_class() -> None:
+    places: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        for node in nodes_of(path):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, set()).add(module)
+    several = {name: sorted(modules) for name, modules in places.items() if len(modules) > 1}
+    assert {name: modules for name, modules in several.items() if name not in SAME_NAME} == {}, "find a better word"
+    assert SAME_NAME.keys() - several.keys() == set(), "they have one meaning now: take them off the list"
+
+
 # -- reruns -------------------------------------------------------------------------------------------------------
 
 #: Calls that search for broken promises.

@@ -13,7 +13,7 @@ import pytest
 
 from kafka_marshal import Admin, Batches, Group, Marshal, Retry
 from kafka_marshal.client.breaker import FAILING, Breaker, Elsewhere
-from kafka_marshal.client.tries import Call
+from kafka_marshal.client.tries import RunCall
 from kafka_marshal.engine.work.lane import HANGS_MS
 from kafka_marshal.types import Key
 from tests.client.conftest import wait_until
@@ -163,7 +163,7 @@ def test_the_next_run_is_not_slowed_down() -> None:
     bench = Bench()
     bench.lanes.pace(100.0, 0.0)
     bench.lanes.close(bench.call)
-    bench.lanes.open(Call())
+    bench.lanes.open(RunCall())
     assert bench.lanes.pace_ms is None
 
 

@@ -7,7 +7,7 @@ from threading import Lock
 from types import SimpleNamespace
 from typing import Any, cast
 
-from kafka_marshal.client.tries import Call
+from kafka_marshal.client.tries import RunCall
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage, Tracker
 from kafka_marshal.engine.work.in_lanes import InLanes
 from kafka_marshal.engine.work.lane import Lane
@@ -82,7 +82,7 @@ class Bench:
         memory.read(1, 1.0)
         self.in_lanes = InLanes(self.mover, put_back or self._put_back, lambda **_: self.room, memory)
         self.in_lanes.lanes = self.lanes = Lanes(order, Lock(), self.stop, 0.0)
-        self.call = Call()
+        self.call = RunCall()
         self.lanes.open(self.call)
 
     def _put_back(self, assignment: Assignment, messages: list[Message], covers_from: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer, SharedDelivery
-from kafka_marshal.engine.work.open_messages import Settling
+from kafka_marshal.engine.work.open_messages import SettleRequests
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.settlements import CRASHED
 from rationalizer import Record, SettlingMessages, Upgrade, World
@@ -287,12 +287,12 @@ def begins_what_it_gave_back(patch: pytest.MonkeyPatch) -> None:
 
 def passes_a_settle_before_it_is_accepted(patch: pytest.MonkeyPatch) -> None:
     """What was sent once counts as settled, whether the log has it or not."""
-    entries = Settling.entries
+    entries = SettleRequests.entries
 
-    def planted(self: Settling, *of: Any) -> Any:
+    def planted(self: SettleRequests, *of: Any) -> Any:
         found = entries(self, *of)
         for request in list(self):
             self.forget(request.first)
         return found
 
-    patch.setattr(Settling, "entries", planted)
+    patch.setattr(SettleRequests, "entries", planted)

@@ -14,7 +14,7 @@ from kafka_marshal.engine.key_share import KeyShare
 from kafka_marshal.engine.plane import Settles
 from kafka_marshal.engine.settings import Why
 from kafka_marshal.engine.work.assignment import Stage
-from kafka_marshal.engine.work.open_messages import Entries, Kind, Request
+from kafka_marshal.engine.work.open_messages import Entries, Goal, Request
 from kafka_marshal.errors import KeyRangeError, TopicMissingError
 from kafka_marshal.node.coordination_topic import create_topic
 from rationalizer import (
@@ -91,8 +91,8 @@ def test_individual_commit_failure_commit_too_old_the_client_adjusts_its_positio
     wanted = low.assignment(KEY).opened.settling
     mine = [offset for offset in range(stable + 1) if LOW[0] <= key_hash(None, offset) <= LOW[1]]
     first, second = mine[:2]
-    wanted.want(Request(first, first, Kind.OPEN, key_hash(None, first), 1))
-    wanted.want(Request(second, second, Kind.PARKED, key_hash(None, second), 5, "Bad"))
+    wanted.want(Request(first, first, Goal.OPEN, key_hash(None, first), 1))
+    wanted.want(Request(second, second, Goal.PARKED, key_hash(None, second), 5, "Bad"))
     low.warnings.clear()
     opened, parked = (first, first, key_hash(None, first), 1), (second, key_hash(None, second), 5, "Bad")
     late = Entries(open=(opened,), parked=(parked,))

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from kafka_marshal.client.tries import Call
+from kafka_marshal.client.tries import RunCall
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage, Tracker
 from kafka_marshal.engine.work.consumer import Cutting
@@ -174,7 +174,7 @@ def test_only_the_run_that_owns_the_lanes_gets_retries(bench: Bench) -> None:
     (a,) = bench.spread(one, records("a"))
     bench.begin(a)
     bench.failed(a, due=2.0)
-    assert bench.lanes.due(3.0, Call()) == []
+    assert bench.lanes.due(3.0, RunCall()) == []
     assert bench.lanes.due(3.0, bench.call) == [a]
 
 
@@ -391,9 +391,9 @@ class Model:
         #: Messages delivered at least once whose handler has returned.
         self.ended: set[int] = set()
         #: For each handler: its lane and message, and the run and assignment that it began under.
-        self.running: list[tuple[Lane, Message, Call, Assignment]] = []
+        self.running: list[tuple[Lane, Message, RunCall, Assignment]] = []
         #: Queue entries of this run's workers, and of older ones.
-        self.queue: list[tuple[Lane, Call]] = []
+        self.queue: list[tuple[Lane, RunCall]] = []
         self.assign()
 
     def lane_of(self, message: Message) -> object:
@@ -475,7 +475,7 @@ class Model:
         self.bench.lanes.close(self.bench.call)
         if self.rng.random() < 0.3:
             self.end_one()
-        self.bench.call = Call()
+        self.bench.call = RunCall()
         self.bench.lanes.open(self.bench.call)
 
     def is_done(self, message: Message) -> bool:

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.engine.work.open_messages import Entries, Kind, Mine, OpenMessages, Request, Settled, Settling
+from kafka_marshal.engine.work.open_messages import (
+    Entries,
+    Goal,
+    Mine,
+    OpenOffsets,
+    Request,
+    SettledRequest,
+    SettleRequests,
+)
 from kafka_marshal.engine.work.ranges import RangeDelivery
 from rationalizer import (
     ClaimingPartition,
@@ -210,20 +218,20 @@ def free(offset: int, attempts: int = 1, last: int | None = None, owner: int = N
 
 
 def test_it_is_sent_until_the_log_shows_it() -> None:
-    settling, park = Settling(), Request(5, 5, Kind.PARKED, 7, 3, "Bad")
+    settling, park = SettleRequests(), Request(5, 5, Goal.PARKED, 7, 3, "Bad")
     settling.want(park)
     sent = Entries(parked=((5, 7, 3, "Bad"),))
     assert settling.entries(log(-1), 0.0, AGAIN) == sent
     assert settling.entries(log(-1), 999.0, AGAIN) is None
     assert settling.entries(log(-1), 1_000.0, AGAIN) == sent
     assert settling.look(log(-1)) == []
-    assert settling.look(log(-1, free(5)._replace(reason="Bad"))) == [Settled(park, True)]
+    assert settling.look(log(-1, free(5)._replace(reason="Bad"))) == [SettledRequest(park, True)]
     assert settling.entries(log(-1), 9_000.0, AGAIN) is None
 
 
 def test_a_refused_entry_that_is_still_wanted_comes_with_the_next_heartbeat() -> None:
-    settling = Settling()
-    settling.want(Request(5, 5, Kind.OPEN, 7, 2))
+    settling = SettleRequests()
+    settling.want(Request(5, 5, Goal.OPEN, 7, 2))
     sent = settling.entries(log(-1), 0.0, AGAIN)
     assert sent == Entries(open=((5, 5, 7, 2),))
     assert settling.refused(sent, [codes.FENCED]) == [(5, codes.FENCED)]
@@ -232,27 +240,27 @@ def test_a_refused_entry_that_is_still_wanted_comes_with_the_next_heartbeat() ->
 
 
 def test_what_another_client_has_settled_or_set_aside_has_no_object() -> None:
-    settling, tried = Settling(), Request(5, 5, Kind.OPEN, 7, 2)
+    settling, tried = SettleRequests(), Request(5, 5, Goal.OPEN, 7, 2)
     for shown in (log(9), log(9, free(5)._replace(reason="by an operator"))):
         settling.want(tried)
-        assert settling.look(shown) == [Settled(tried, False)]
+        assert settling.look(shown) == [SettledRequest(tried, False)]
 
 
 def test_done_waits_for_the_hole_that_is_under_way_or_for_progress() -> None:
     """The record that opens it may still come: an entry before it would be rejected, and one after it is needed."""
-    settling, done = Settling(), Request(5, 5, Kind.DONE, 7)
+    settling, done = SettleRequests(), Request(5, 5, Goal.DONE, 7)
     settling.want(done)
     assert settling.entries(log(3), 0.0, AGAIN) is None
     assert settling.look(log(3)) == []
     assert settling.entries(log(3, free(5)), 10.0, AGAIN) == Entries(done=((5, 5),))
     assert settling.look(log(3, free(5))) == []
-    assert settling.look(log(5)) == [Settled(done, True)]
+    assert settling.look(log(5)) == [SettledRequest(done, True)]
 
 
 def test_of_a_batch_what_is_done_goes_out_in_ranges_and_only_what_is_ours() -> None:
-    settling = Settling(owner=70)
+    settling = SettleRequests(owner=70)
     for first, last in ((100, 147), (148, 150), (152, 199)):
-        settling.want(Request(first, last, Kind.DONE, None))
+        settling.want(Request(first, last, Goal.DONE, None))
     mine, other = free(100, 1, 199, 70), free(190, 2, 199, 64)
     assert settling.entries(log(299, mine), 0.0, AGAIN) == Entries(done=((100, 150), (152, 199)))
     assert settling.entries(log(299, mine._replace(last=189), other), 2_000.0, AGAIN) == Entries(
@@ -264,10 +272,10 @@ def test_of_a_batch_what_is_done_goes_out_in_ranges_and_only_what_is_ours() -> N
 
 def test_what_is_wanted_later_replaces_it_once_what_was_sent_is_applied() -> None:
     """Until then its ``seen`` lies below that record: it would be rejected."""
-    settling = Settling()
-    settling.want(Request(5, 5, Kind.OPEN, 7, 2))
+    settling = SettleRequests()
+    settling.want(Request(5, 5, Goal.OPEN, 7, 2))
     sent = settling.entries(log(-1), 0.0, AGAIN)
-    settling.want(Request(5, 5, Kind.PARKED, 7, 5, "Bad"))
+    settling.want(Request(5, 5, Goal.PARKED, 7, 5, "Bad"))
     assert settling.behind_since == 0.0
     assert settling.entries(log(-1), 1.0, AGAIN) is None
     assert settling.look(log(-1, free(5, 2))) == []
@@ -276,17 +284,17 @@ def test_what_is_wanted_later_replaces_it_once_what_was_sent_is_applied() -> Non
     assert settling.entries(log(-1, free(5, 2)), 2.0, AGAIN) == Entries(parked=((5, 7, 5, "Bad"),))
     settling.forget(5)
     assert not len(settling)
-    settling.want(Request(6, 6, Kind.OPEN, 7, 2))
+    settling.want(Request(6, 6, Goal.OPEN, 7, 2))
     settling.entries(log(-1), 0.0, AGAIN)
-    settling.want(Request(6, 6, Kind.OPEN, 7, 1))
+    settling.want(Request(6, 6, Goal.OPEN, 7, 1))
     assert settling.entries(log(-1), AGAIN, AGAIN) == Entries(open=((6, 6, 7, 1),)), "the first one was lost"
 
 
 def test_fewer_tries_are_shown_when_the_log_has_no_more_than_these() -> None:
-    settling, back = Settling(), Request(5, 5, Kind.OPEN, 7, 1)
+    settling, back = SettleRequests(), Request(5, 5, Goal.OPEN, 7, 1)
     settling.want(back)
     assert settling.look(log(-1, free(5, 2))) == []
-    assert settling.look(log(-1, free(5, 1))) == [Settled(back, True)]
+    assert settling.look(log(-1, free(5, 1))) == [SettledRequest(back, True)]
 
 
 # What is to be fetched again of a partition: as in a plain set of offsets, and in few steps for each message.
@@ -311,9 +319,9 @@ class Counted(list[Mine]):
             yield each
 
 
-def opened() -> OpenMessages:
+def opened() -> OpenOffsets:
     holder: Any = SimpleNamespace(is_read=False)
-    return OpenMessages(holder)
+    return OpenOffsets(holder)
 
 
 @pytest.mark.parametrize("seed", range(20))

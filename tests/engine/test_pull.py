@@ -15,11 +15,11 @@ from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.pull import (
     READ_BETWEEN_TURNS,
     AwaitGrant,
-    End,
     Fetch,
     GrantedPull,
     Hand,
     Pull,
+    PullEnd,
     Step,
     Take,
     Wait,
@@ -60,7 +60,7 @@ def test_a_wait_that_began_with_the_time_up_was_the_last() -> None:
     net, member, consumer = scene()
     pull = Pull(consumer, deadline=7.0)
     assert pull.next(Wanted(10, at=7.5, came=0, waited=6.9), net.now) == Fetch(10, 7.0)
-    assert pull.next(Wanted(10, at=8.0, came=0, waited=7.0), net.now) == End()
+    assert pull.next(Wanted(10, at=8.0, came=0, waited=7.0), net.now) == PullEnd()
     member.fetch(1)
     assert offsets(pull.next(Wanted(10, at=8.0, came=0, waited=7.0), net.now)) == [0]
 
@@ -115,7 +115,7 @@ def test_nothing_is_waited_for_while_a_lease_of_what_was_collected_ends() -> Non
     pull = Pull(consumer, collected=collected)
     assert isinstance(pull.next(Wanted(10), net.now), Fetch)
     consumer.revocation.revoke(member.assignment(T0), "a test", net.now)
-    assert pull.next(Wanted(10), net.now) == End()
+    assert pull.next(Wanted(10), net.now) == PullEnd()
 
 
 def test_threads_share_a_hand() -> None:
@@ -192,7 +192,7 @@ def test_c13_with_nothing_to_claim_it_waits_until_the_time_is_up() -> None:
     assert pull.next(Wanted(0), net.now) == Fetch(5, None)
     assert pull.next(Wanted(0, came=0), net.now) == Wait(7.0)
     assert pull.next(Wanted(0, waited=6.9), net.now) == Fetch(5, None)
-    assert pull.next(Wanted(0, waited=7.0), net.now) == End()
+    assert pull.next(Wanted(0, waited=7.0), net.now) == PullEnd()
     net.topic("t", 1, end=2, tid="id")
     member.fetch(5)
     assert pull.next(Wanted(0, waited=7.0), net.now) == Fetch(3, None), "what came last is claimed"

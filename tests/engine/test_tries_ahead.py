@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.client.tries import Call
+from kafka_marshal.client.tries import RunCall
 from kafka_marshal.engine.inputs import T, Ts
 from kafka_marshal.engine.settings import GroupOptions
 from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.engine.work.lanes import Lanes, Order
-from kafka_marshal.engine.work.open_messages import Kind, Request, Try
+from kafka_marshal.engine.work.open_messages import Goal, Request, Try
 from kafka_marshal.engine.work.pull import Take, Wanted
 from kafka_marshal.engine.work.run import offset_of
 from rationalizer import SettlingMessages, World, codes, key_hash, route_lease
@@ -42,7 +42,7 @@ class Worker:
         elif kind == "keys":
             options["keys"] = (("t", 0, ((0, HALF), (HALF + 1, MAX_KEY_HASH))),)
         consumer = self.member.consumer("t", **options)  # type: ignore[arg-type]
-        self.number, self.call, self.concurrency = consumer.number, Call(), concurrency
+        self.number, self.call, self.concurrency = consumer.number, RunCall(), concurrency
         self.lanes = Lanes(order, Lock(), [], 0.0)
         self.lanes.open(self.call, is_durable=True, concurrency=concurrency, most_tries=MOST)
         self.engine = consumer
@@ -438,7 +438,7 @@ def left_by_batches(net: Net, attempts: int) -> None:
     first.holds()
     (assignment,) = first.assignments
     end = net.data[T0].end
-    assignment.opened.settling.want(Request(0, end - 1, Kind.OPEN, None, attempts))
+    assignment.opened.settling.want(Request(0, end - 1, Goal.OPEN, None, attempts))
     net.run(HI)
     first.close()
     (hole,) = holes(net).values()

@@ -10,9 +10,9 @@ import pytest
 from kafka_marshal import Group, Retry
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.engine.work.in_lanes import InLanes
-from kafka_marshal.engine.work.lane import Lane, Owner
+from kafka_marshal.engine.work.lane import Lane, LaneRun
 from kafka_marshal.engine.work.lanes import Lanes
-from kafka_marshal.engine.work.open_messages import Kind, OpenMessages, Settled
+from kafka_marshal.engine.work.open_messages import Goal, OpenOffsets, SettledRequest
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.testing.simulation import Client, Fault, Job, Scenario, simulate, simulate_one
 from kafka_marshal.testing.simulation.campaign import Report
@@ -99,47 +99,47 @@ def test_what_can_not_be_combined() -> None:
 
 
 def _passes_a_park_before_it_is_accepted(patch: pytest.MonkeyPatch) -> None:
-    park = OpenMessages.park
+    park = OpenOffsets.park
 
-    def planted(self: OpenMessages, offset: int, covers_from: int, *rest: Any) -> None:
+    def planted(self: OpenOffsets, offset: int, covers_from: int, *rest: Any) -> None:
         park(self, offset, covers_from, *rest)
         self._holder.open_in_log(covers_from, offset)
 
-    patch.setattr(OpenMessages, "park", planted)
+    patch.setattr(OpenOffsets, "park", planted)
 
 
 def _settles_a_park_twice(patch: pytest.MonkeyPatch) -> None:
     """What the log shows as set aside is reported as done, too."""
-    settled = OpenMessages._settled
+    settled = OpenOffsets._settled
 
-    def planted(self: OpenMessages, of: Settled) -> None:
+    def planted(self: OpenOffsets, of: SettledRequest) -> None:
         settled(self, of)
-        if of.request.kind is Kind.PARKED:
-            self.settling.want(of.request._replace(kind=Kind.DONE))
+        if of.request.kind is Goal.PARKED:
+            self.settling.want(of.request._replace(kind=Goal.DONE))
 
-    patch.setattr(OpenMessages, "_settled", planted)
+    patch.setattr(OpenOffsets, "_settled", planted)
 
 
 def _forgets_what_is_redriven(patch: pytest.MonkeyPatch) -> None:
     """An owner does not fetch what an operator frees while it has the partition."""
-    meet = OpenMessages._meet
+    meet = OpenOffsets._meet
 
-    def planted(self: OpenMessages, hole: Hole, first: int, last: int) -> None:
+    def planted(self: OpenOffsets, hole: Hole, first: int, last: int) -> None:
         if hole.is_parked or hole.attempts:
             meet(self, hole, first, last)
 
-    patch.setattr(OpenMessages, "_meet", planted)
+    patch.setattr(OpenOffsets, "_meet", planted)
 
 
 def _forgets_tries_at_a_handover(patch: pytest.MonkeyPatch) -> None:
     """The next owner counts from one."""
-    put = OpenMessages.put
+    put = OpenOffsets.put
 
-    def planted(self: OpenMessages, messages: list[Message]) -> None:
+    def planted(self: OpenOffsets, messages: list[Message]) -> None:
         put(self, messages)
         self.tried.clear()
 
-    patch.setattr(OpenMessages, "put", planted)
+    patch.setattr(OpenOffsets, "put", planted)
 
 
 def _does_not_log_tries_at_a_handover(patch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def _begins_the_next_before_the_log_has_the_last(patch: pytest.MonkeyPatch) -> N
     """What was tried alone counts as tried again when the next message kills the process."""
     done = Lanes.done
 
-    def planted(self: Lanes, lane: Lane, owner: Owner) -> bool:
+    def planted(self: Lanes, lane: Lane, owner: LaneRun) -> bool:
         is_ready = done(self, lane, owner)
         self._alone = {place: has_ended for place, has_ended in self._alone.items() if not has_ended}
         return is_ready

@@ -43,7 +43,7 @@ from kafka_marshal.client.options import (
 from kafka_marshal.client.parallel import carry_out
 from kafka_marshal.client.shared import ShareConsumer, SharedBatch
 from kafka_marshal.client.transactions import Headers
-from kafka_marshal.client.tries import Call
+from kafka_marshal.client.tries import RunCall
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.node.serving import LOOK_S, EndedError, Reply, Servants
 from kafka_marshal.runtime import EMPTY, THREADS, is_ours
@@ -513,7 +513,7 @@ class Consumer(Renamed, Generic[C]):
         consumer = self.sync
         options = RunOptions.checked(consumer._options, handle, deserialize, settings)
         consumer._begin(None)
-        call, loop = Call(), asyncio.get_running_loop()
+        call, loop = RunCall(), asyncio.get_running_loop()
         running = asyncio.ensure_future(awaited(consumer._driver.servants, carry_out, consumer, options, call, loop))
         try:
             await asyncio.shield(running)

@@ -22,7 +22,7 @@ from kafka_marshal.client.handling import RUN, Handler, RunOptions, RunSettings
 from kafka_marshal.client.options import takes
 from kafka_marshal.client.parallel import carry_out, finish
 from kafka_marshal.client.transaction import Transaction
-from kafka_marshal.client.tries import Call
+from kafka_marshal.client.tries import RunCall
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.run import ALL, Taken
 from kafka_marshal.errors import ClosedError, ConfigurationError
@@ -449,7 +449,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         """
         options = RunOptions.checked(self._options, handle, deserialize, settings)
         self._begin(None)
-        call = Call()
+        call = RunCall()
         try:
             answer = self._ask(carry_out, self, options, call)
             answer.wait()

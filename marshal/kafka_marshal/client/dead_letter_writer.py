@@ -15,7 +15,7 @@ from typing import Any, Final
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.dead_letters import MOST_ADDED
 from kafka_marshal.client.fetching import FetchingConsumer
-from kafka_marshal.client.tries import Call, Letters, Tries
+from kafka_marshal.client.tries import Letters, RunCall, Tries
 from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.errors import (
     AuthenticationError,
@@ -40,7 +40,7 @@ AGAIN_S: Final = 0.5
 SHORT_MS: Final = 86_400_000
 
 
-def check_topic(consumer: FetchingConsumer[Any], topic: str, call: Call) -> None:
+def check_topic(consumer: FetchingConsumer[Any], topic: str, call: RunCall) -> None:
     """Warn if dead letters may be too large, or will soon be removed (*blocking*).
 
     While no broker answers it waits, until the run is to end: nothing is delivered meanwhile. Raises

@@ -21,7 +21,7 @@ from kafka_marshal.client.dead_letter_writer import DeadLetterWriter, check_topi
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import RunOptions
 from kafka_marshal.client.transactions import TransactionalProducers
-from kafka_marshal.client.tries import LOOK_S, Call, Tries
+from kafka_marshal.client.tries import LOOK_S, RunCall, Tries
 from kafka_marshal.client.workers import Tasks, Threads
 from kafka_marshal.engine.work.lanes import HELD_BACK_MS, Lanes
 from kafka_marshal.engine.work.pull import Fetch, Pull, Take, Wait, Wanted
@@ -49,7 +49,7 @@ def carry_out(
     is_gone: Callable[[], bool],
     consumer: FetchingConsumer[Any],
     options: RunOptions,
-    call: Call,
+    call: RunCall,
     loop: asyncio.AbstractEventLoop | None = None,
 ) -> None:
     """Carry out ``run``, from beginning to end (one of our threads; *blocking*).
@@ -66,7 +66,7 @@ def carry_out(
         call.is_over = True
 
 
-def finish(is_gone: Callable[[], bool], consumer: FetchingConsumer[Any], call: Call) -> None:
+def finish(is_gone: Callable[[], bool], consumer: FetchingConsumer[Any], call: RunCall) -> None:
     """Wait until a run that is ending has ended; one that has not begun needs no wait (*blocking*)."""
     _wait(consumer, lambda: is_gone() or call.is_over or not call.has_begun)
 
@@ -85,7 +85,7 @@ class Runner:
         self,
         consumer: FetchingConsumer[Any],
         options: RunOptions,
-        call: Call,
+        call: RunCall,
         loop: asyncio.AbstractEventLoop | None = None,
     ):
         self._options = options

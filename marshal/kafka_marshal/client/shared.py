@@ -11,7 +11,7 @@ from kafka_marshal.client.base import check_partitions
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer
-from kafka_marshal.engine.work.open_messages import Kind
+from kafka_marshal.engine.work.open_messages import Goal
 from kafka_marshal.engine.work.pull import Pull
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.errors import ConfigurationError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def _aside_of(run: BatchRun) -> set[int]:
     """The offsets of its messages that the program has set aside."""
     assignment = run.assignment
-    found = {each.last for each in assignment.desk.settling if each.kind is Kind.PARKED}
+    found = {each.last for each in assignment.desk.settling if each.kind is Goal.PARKED}
     lease = assignment.consumer.source.lease_of(assignment.key)
     holes = [] if lease is None else lease.progress.open
     found |= {hole.first for hole in holes if hole.is_parked and hole.since > run.token}

@@ -72,7 +72,7 @@ class Feed:
     moved_at: float
     moves: int = 0
     chunks: deque[Chunk] = field(default_factory=deque)
-    parts: set[Part] = field(default_factory=set)
+    parts: set[SharedPart] = field(default_factory=set)
     #: The last end that was reached.
     end: int = -1
     is_resting: bool = False
@@ -85,7 +85,7 @@ class Feed:
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class SharedPart:
     """A partition of one member: the next offset that it is to be given."""
 
     key: Key
@@ -134,12 +134,12 @@ class Pool:
         self.numbers += 1
         return self.numbers
 
-    def others_of(self, part: Part) -> list[Part]:
+    def others_of(self, part: SharedPart) -> list[SharedPart]:
         """This partition at other members that read it."""
         found = [taker.parts.get(part.key) for taker in self.takers if taker is not part.taker]
         return [other for other in found if other is not None and not other.is_paused]
 
-    def place(self, part: Part) -> bool:
+    def place(self, part: SharedPart) -> bool:
         """Have a part that is read alone read by a feed, if that can be. Returns whether it is."""
         feed = self.feeds.get(part.key)
         if part.is_paused or part.position <= part.since:
@@ -163,7 +163,7 @@ class Pool:
         part.feed, part.left, part.told_end, part.is_told = feed, None, -1, False
         return True
 
-    def leave(self, part: Part) -> None:
+    def leave(self, part: SharedPart) -> None:
         """A part is not read by its feed any more."""
         feed, part.feed = part.feed, None
         if feed is None:
@@ -195,7 +195,7 @@ class Pool:
             feed.is_resting = is_resting
             (self.source.pause if is_resting else self.source.resume)([feed.key])
 
-    def _coming_to(self, feed: Feed) -> list[Part]:
+    def _coming_to(self, feed: Feed) -> list[SharedPart]:
         """Where members read alone that will soon be within this feed."""
         since, low = self.runtime.monotonic() - SILENT_S, feed.start - NEAR
         found = [taker.parts.get(feed.key) for taker in self.takers if taker.read_at > since]
@@ -286,7 +286,7 @@ class SharedReader:
         self._pool = pool
         self._mine = mine
         self._another = another
-        self.parts: dict[Key, Part] = {}
+        self.parts: dict[Key, SharedPart] = {}
         self.faults: list[DataFault] = []
         self._ends: dict[Key, int] = {}
         #: How many ends it has noted.
@@ -322,7 +322,7 @@ class SharedReader:
         with pool.changed:
             self._check_open()
             for key, position in positions.items():
-                part = Part(key, position, pool.number(), self)
+                part = SharedPart(key, position, pool.number(), self)
                 self._replace(key, part)
                 if len(pool.takers) == 1 or not pool.place(part):
                     alone[key] = position
@@ -333,7 +333,7 @@ class SharedReader:
                 self._mine.assign(alone)
             pool.changed.notify_all()
 
-    def _replace(self, key: Key, part: Part) -> None:
+    def _replace(self, key: Key, part: SharedPart) -> None:
         """It is assigned; perhaps again, since its feed seems deaf."""
         old, pool = self.parts.pop(key, None), self._pool
         self._ends.pop(key, None)
@@ -355,7 +355,7 @@ class SharedReader:
                 self._ends.pop(key, None)
             self._mine.unassign(keys)
 
-    def read_alone(self, part: Part) -> None:
+    def read_alone(self, part: SharedPart) -> None:
         """Have a part read by this member's own reader from now on; the pool's lock is held."""
         self._pool.leave(part)
         part.number, part.since = self._pool.number(), part.position
@@ -446,7 +446,7 @@ class SharedReader:
                 self._mine.pause([key for key, part in again.items() if part.is_paused])
         return [x for x in messages if (x.topic(), x.partition()) not in stale] if stale else messages
 
-    def _collect(self, fed: list[Part], room: int) -> tuple[list[Message], list[DataFault]]:
+    def _collect(self, fed: list[SharedPart], room: int) -> tuple[list[Message], list[DataFault]]:
         """What feeds have for this member; the pool's lock is held."""
         messages: list[Message] = []
         faults, self.faults = self.faults, []

@@ -114,7 +114,7 @@ class Letters:
         """The run has ended."""
 
 
-class Call:
+class RunCall:
     """One call of ``run``, for the user's thread, which may be interrupted anywhere: it only sets flags."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class Tries:
         self,
         consumer: FetchingConsumer[Any],
         options: RunOptions,
-        call: Call,
+        call: RunCall,
         lanes: Lanes,
         ready_wanted: int,
         give_back: Callable[[], None],

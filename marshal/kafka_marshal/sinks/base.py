@@ -59,12 +59,12 @@ from kafka_marshal.sinks.database import (
     MERGE_EVERY,
     PATIENCE,
     Connection,
-    Database,
+    Dialect,
     DoneRecords,
     NotEnteredError,
     RollBackError,
+    SinkWork,
     Unmerged,
-    Work,
 )
 from kafka_marshal.types import Key
 
@@ -159,7 +159,7 @@ class RecordTransaction(_Statements[Connection]):
 Undo = Callable[[SinkTransaction[Connection], RestorePiece, int, tuple[tuple[int, int], ...]], object]
 
 
-class FencedSink(Database[Connection]):
+class FencedSink(Dialect[Connection]):
     """A database that refuses a writer whose lease went to another, and stores each batch once.
 
     Any thread may use it, several at once: each transaction has its own connection. It can be pickled (for a Spark
@@ -286,7 +286,7 @@ class FencedSink(Database[Connection]):
                 written.offsets.extend(new)
 
     @contextmanager
-    def _admitted(self, of: Records, written: Unmerged) -> Iterator[Work[Connection]]:
+    def _admitted(self, of: Records, written: Unmerged) -> Iterator[SinkWork[Connection]]:
         """A transaction in which the keys of all messages have our epochs; they are entered before it if need be."""
         rows = self._rows_of(of.group_id)
         for _ in range(_ENTRIES):

@@ -106,7 +106,7 @@ class NotEnteredError(RollBackError):
 
 
 @dataclass(slots=True)
-class Work(Generic[Connection]):
+class SinkWork(Generic[Connection]):
     """A transaction under way."""
 
     connection: Connection
@@ -136,7 +136,7 @@ class _Pool(Generic[Connection]):
         with self._lock:
             return self._written.setdefault((group_id, key), Unmerged())
 
-    def take(self, sink: Database[Connection]) -> Connection:
+    def take(self, sink: Dialect[Connection]) -> Connection:
         """An idle connection that works, or a new one. Raises ClosedError, and the driver's errors."""
         self._check_process()
         with self._lock:
@@ -172,7 +172,7 @@ class _Pool(Generic[Connection]):
             f"INSERT, UPDATE and DELETE there: {table.made_by}"
         )
 
-    def give_back(self, sink: Database[Connection], connection: Connection, well: bool) -> None:
+    def give_back(self, sink: Dialect[Connection], connection: Connection, well: bool) -> None:
         """Keep a connection that is well, for the next one; close any other."""
         with self._lock:
             keep = well and not self._closed and len(self._idle) < _IDLE
@@ -187,7 +187,7 @@ class _Pool(Generic[Connection]):
             _PARENTS.append(self._idle)
             self._reset()
 
-    def close(self, sink: Database[Connection]) -> None:
+    def close(self, sink: Dialect[Connection]) -> None:
         """Close what is idle, and what is given back from now on."""
         self._check_process()
         with self._lock:
@@ -201,7 +201,7 @@ class _Pool(Generic[Connection]):
 _PARENTS: list[Any] = []
 
 
-class Database(ABC, Generic[Connection]):
+class Dialect(ABC, Generic[Connection]):
     """What the sink of one kind of database has to know of it."""
 
     #: The base of the driver's errors.
@@ -235,13 +235,13 @@ class Database(ABC, Generic[Connection]):
     # Work.
 
     @contextmanager
-    def _work(self, group_id: str = "", rows: Sequence[Key] = ()) -> Iterator[Work[Connection]]:
+    def _work(self, group_id: str = "", rows: Sequence[Key] = ()) -> Iterator[SinkWork[Connection]]:
         """One transaction on its own connection. An error of the database is explained by the stage it was at.
 
         rows: what it locks first, made before it begins if a transaction can't both make and lock them.
         """
         try:
-            work = Work(self._pool.take(self))
+            work = SinkWork(self._pool.take(self))
         except self._driver_error as error:
             raise self._explain(error, "open") from error
         well = False

@@ -22,7 +22,7 @@ from kafka_marshal.engine.work.assignment import Assignment, Run, Stage
 from kafka_marshal.engine.work.consumer import ConsumerEngine, Supply
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.lane import LeftBehind
-from kafka_marshal.engine.work.open_messages import Kind, Request
+from kafka_marshal.engine.work.open_messages import Goal, Request
 from kafka_marshal.engine.work.revocation import Schedule
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of
@@ -453,7 +453,7 @@ class SharedDelivery(Delivery):
     @given
     def park(self, run: BatchRun, offset: int, key_hash: int | None, reason: str, now: float) -> None:
         """The program sets a message of a batch aside."""
-        self.settle_one(run.assignment, Kind.PARKED, offset, key_hash, reason, now)
+        self.settle_one(run.assignment, Goal.PARKED, offset, key_hash, reason, now)
 
     def set_aside(
         self, assignment: Assignment, offset: int, key_hash: int, attempts: int, reason: str, now: float
@@ -461,11 +461,11 @@ class SharedDelivery(Delivery):
         if assignment.tracker.run_at(offset) is None:
             self.owed.came_back(assignment.key, offset)
             return False
-        self.settle_one(self._consumer.seats[assignment.key], Kind.PARKED, offset, key_hash, reason, now)
+        self.settle_one(self._consumer.seats[assignment.key], Goal.PARKED, offset, key_hash, reason, now)
         return True
 
     def settle_one(
-        self, share: SharedAssignment, kind: Kind, offset: int, key_hash: int | None, reason: str, now: float
+        self, share: SharedAssignment, kind: Goal, offset: int, key_hash: int | None, reason: str, now: float
     ) -> None:
         """A message of a batch is set aside, or done, by the program or an operator."""
         found = share.tracker.run_at(offset)
@@ -477,9 +477,9 @@ class SharedDelivery(Delivery):
         first, _ = found.covered(index, index)
         share.tracker.split(found, [found.messages[index]])
         if first < offset:
-            share.desk.settling.want(Request(first, offset - 1, Kind.DONE, None))
+            share.desk.settling.want(Request(first, offset - 1, Goal.DONE, None))
         share.desk.settling.want(Request(offset, offset, kind, key_hash, given.attempts, reason))
-        if kind is Kind.PARKED:
+        if kind is Goal.PARKED:
             self.set_aside_ever += 1
             share.aside(offset, given.attempts, reason)
         self._came_back(share, now)
@@ -600,12 +600,12 @@ class SharedConsumer(NamedConsumer):
         again.
         """
         share = self.seats.get(key)
-        wanted: list[tuple[int, Kind, int | None, str]] = [(last, Kind.DONE, None, "") for _, last in record.done]
-        wanted += [(last, Kind.OPEN, None, "") for _, last, _, _ in record.open]
-        wanted += [(offset, Kind.PARKED, hashed, reason) for offset, hashed, _, reason in record.parked]
+        wanted: list[tuple[int, Goal, int | None, str]] = [(last, Goal.DONE, None, "") for _, last in record.done]
+        wanted += [(last, Goal.OPEN, None, "") for _, last, _, _ in record.open]
+        wanted += [(offset, Goal.PARKED, hashed, reason) for offset, hashed, _, reason in record.parked]
         for (offset, kind, hashed, reason), code in zip(wanted, answers, strict=False):
             is_ours = share is not None and not share.over and share.tracker.run_at(offset) is not None
-            if share is not None and is_ours and code == codes.FENCED and kind is not Kind.OPEN:
+            if share is not None and is_ours and code == codes.FENCED and kind is not Goal.OPEN:
                 self.delivery.in_lanes.lanes.skip(share, offset)
                 self.delivery.settle_one(share, kind, offset, hashed, reason, now)
                 share.report(now)

@@ -13,7 +13,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from kafka_marshal.engine.work.assignment import Tracker
-from kafka_marshal.engine.work.open_messages import Kind, Request, Settling
+from kafka_marshal.engine.work.open_messages import Goal, Request, SettleRequests
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.settlements import CRASHED
 from kafka_marshal.engine.work.tracker import Buffer
@@ -333,7 +333,7 @@ class Desk:
     def __init__(self, seat: Seat, max_deliveries: int) -> None:
         self._seat = seat
         self._max_deliveries = max_deliveries
-        self.settling: Settling = Settling()
+        self.settling: SettleRequests = SettleRequests()
         self.shelf: Shelf = Shelf(seat)
         #: Token → batch.
         self.given: dict[int, Given] = {}
@@ -443,12 +443,12 @@ class Desk:
             given.covered_to = given.last + 1
 
     def _done(self, first: int, last: int) -> None:
-        self.settling.want(Request(first, last, Kind.DONE, None))
+        self.settling.want(Request(first, last, Goal.DONE, None))
 
     def _set_aside(self, message: Message, attempts: int) -> None:
         offset, key = offset_of(message), message.key()
         of = key_hash(key.encode() if isinstance(key, str) else key, offset)
-        self.settling.want(Request(offset, offset, Kind.PARKED, of, attempts, CRASHED))
+        self.settling.want(Request(offset, offset, Goal.PARKED, of, attempts, CRASHED))
         self._seat.aside(offset, attempts, CRASHED)
 
     def unread(self, first: int) -> None:
@@ -500,7 +500,7 @@ class Desk:
         attempts = given.attempts if counts else given.attempts - 1
         self.settle()
         for low, high in self.settling.not_done(first, min(last, given.last)):  # handlers finish in any order
-            self.settling.want(Request(low, high, Kind.OPEN, None, attempts))
+            self.settling.want(Request(low, high, Goal.OPEN, None, attempts))
 
     def give_back_rest(self) -> None:
         """Give back what has not begun: what waits to be delivered, and what was not read."""

@@ -167,7 +167,7 @@ class Taker(Protocol):
         """Send what the log does not show yet; taking: the next batch."""
 
 
-class Work(Protocol):
+class SharingConsumer(Protocol):
     """A consumer, as this module sees it."""
 
     def takers(self) -> Iterator[Taker]:
@@ -191,7 +191,7 @@ class Work(Protocol):
 class Taking:
     """Called under the shell's lock."""
 
-    def __init__(self, work: Work, options: SharingOptions, heartbeat_interval_ms: int, rng: Random) -> None:
+    def __init__(self, work: SharingConsumer, options: SharingOptions, heartbeat_interval_ms: int, rng: Random) -> None:
         self._work = work
         self._options = options
         self._again_ms = heartbeat_interval_ms / 2

@@ -35,7 +35,7 @@ from kafka_marshal.engine.holding import HandIn, Holding
 from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, ConsumerSettings
 from kafka_marshal.engine.work import tracker
-from kafka_marshal.engine.work.open_messages import MOST_AHEAD, OpenMessages
+from kafka_marshal.engine.work.open_messages import MOST_AHEAD, OpenOffsets
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.tracker import Buffer
@@ -236,7 +236,7 @@ class Opening(Protocol):
         """Report open messages that are gone from the log."""
 
 
-class InHand(Protocol):
+class Deliveries(Protocol):
     """Has what was delivered of assignments."""
 
     def drop(self, assignment: Assignment, first: int) -> None:
@@ -270,7 +270,7 @@ class Mover(Protocol):
     def positions(self) -> Positioning: ...
 
     @property
-    def delivery(self) -> InHand: ...
+    def delivery(self) -> Deliveries: ...
 
     @property
     def revocation(self) -> Revoking: ...
@@ -415,7 +415,7 @@ class Assignment:
         self.tracker: Tracker = tracker.Tracker(-1, (), moved)
         self.buffer: Buffer = Buffer()
         #: Its open messages; None: there are none, and there were none.
-        self.open: OpenMessages | None = None
+        self.open: OpenOffsets | None = None
         self.told: Told = Told()
         self.taking: TakingOver = TakingOver()
         self.watch: Watch = Watch()
@@ -568,10 +568,10 @@ class Assignment:
     # Its open messages (open_messages.Holder).
 
     @property
-    def opened(self) -> OpenMessages:
+    def opened(self) -> OpenOffsets:
         """Its open messages, from now on followed."""
         if self.open is None:
-            self.open = OpenMessages(self)
+            self.open = OpenOffsets(self)
             self.tracker.watch = self.open.done
         return self.open
 

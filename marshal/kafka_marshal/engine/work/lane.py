@@ -329,7 +329,7 @@ class Lane:
         self.began: float = 0.0
 
 
-class Owner(Protocol):
+class LaneRun(Protocol):
     """A run, as its lanes see it."""
 
     #: Whether it begins no more tries; whether it has ended.

@@ -27,8 +27,8 @@ from kafka_marshal.engine.work.lane import (
     HeldBack,
     HotKeys,
     Lane,
+    LaneRun,
     LeftBehind,
-    Owner,
     Partition,
     given_up,
 )
@@ -82,7 +82,7 @@ class Lanes:
         #: How many messages are with a handler.
         self.running: int = 0
         #: The run whose workers may begin tries; None: there is none under way.
-        self.owner: Owner | None = None
+        self.owner: LaneRun | None = None
         #: The handlers of that run.
         self.handlers: Handlers | None = None
         #: No more tries begin: no run is under way.
@@ -95,7 +95,7 @@ class Lanes:
         self.left: dict[Lane, LeftBehind] = {}
 
     def open(
-        self, owner: Owner, *, is_durable: bool = False, concurrency: int = 1, most_tries: int | None = None
+        self, owner: LaneRun, *, is_durable: bool = False, concurrency: int = 1, most_tries: int | None = None
     ) -> None:
         """A run begins; lanes that were ready for the previous one no longer are.
 
@@ -107,7 +107,7 @@ class Lanes:
             self.pace_ms, self.concurrency, self.most_tries = None, concurrency, most_tries
             self._alone.clear()
 
-    def close(self, owner: Owner) -> None:
+    def close(self, owner: LaneRun) -> None:
         """This run has ended."""
         with self._lock:
             if self.owner is owner:
@@ -164,7 +164,7 @@ class Lanes:
             partition.pass_to(assignment)
         return partition
 
-    def begin(self, lane: Lane, now: float, owner: Owner) -> Message | None:
+    def begin(self, lane: Lane, now: float, owner: LaneRun) -> Message | None:
         """A worker begins a try of a ready lane. Returns its message; None: not now, or never."""
         with self._lock:
             if self.owner is not owner:
@@ -262,7 +262,7 @@ class Lanes:
             return False  # ``begin`` would park it again, and the two would go round and round
         return not self._is_held_for_others(lane, now)
 
-    def done(self, lane: Lane, owner: Owner) -> bool:
+    def done(self, lane: Lane, owner: LaneRun) -> bool:
         """The message of a running lane is done. Returns whether the lane is ready again, for workers of this run."""
         with self._lock:
             partition, message, assignment = lane.partition, lane.message, lane.assignment
@@ -275,7 +275,7 @@ class Lanes:
                     self._alone[assignment.key, offset] = True
             return self._rest(lane) and self._go_on(lane, owner)
 
-    def failed(self, lane: Lane, due: float | None, owner: Owner) -> bool:
+    def failed(self, lane: Lane, due: float | None, owner: LaneRun) -> bool:
         """A try has failed; due: when the next one may begin (ms), None: never. Returns whether the lane is ready.
 
         Nothing is retried under an assignment that has ended. (Checked under the lock: either this finds the
@@ -294,7 +294,7 @@ class Lanes:
                 heappush(self._retries, (due, self._count, lane))
             return False
 
-    def give_back(self, lane: Lane, owner: Owner) -> bool:
+    def give_back(self, lane: Lane, owner: LaneRun) -> bool:
         """A try does not count: it begins again once the lease is proven (``reopened``), or elsewhere.
 
         Returns whether the lane is ready.
@@ -305,7 +305,7 @@ class Lanes:
             lane.partition.parked.append(lane)
             return False
 
-    def _not_done(self, lane: Lane, owner: Owner) -> bool | None:
+    def _not_done(self, lane: Lane, owner: LaneRun) -> bool | None:
         """A try ended and its message is not done. Returns whether the lane is ready; None: its message stays."""
         if not self._rest(lane):
             return False
@@ -397,13 +397,13 @@ class Lanes:
                     found.append((offset, lane.before + lane.number, hash_of(lane.message)))
         return tuple(found)
 
-    def _drop(self, lane: Lane, owner: Owner | None) -> bool:
+    def _drop(self, lane: Lane, owner: LaneRun | None) -> bool:
         """Remove the first message from the lane: its assignment is over, or it was set aside."""
         if lane.message is not None:
             self.dropped.append((lane.assignment, lane.message))
         return self._go_on(lane, owner)
 
-    def _go_on(self, lane: Lane, owner: Owner | None) -> bool:
+    def _go_on(self, lane: Lane, owner: LaneRun | None) -> bool:
         partition = lane.partition
         partition.started.discard(lane)
         if not lane.rest:
@@ -437,7 +437,7 @@ class Lanes:
             if self._alone.get(place) is False:
                 del self._alone[place]
 
-    def due(self, now: float, owner: Owner) -> list[Lane]:
+    def due(self, now: float, owner: LaneRun) -> list[Lane]:
         """Lanes whose retry may begin now."""
         found: list[Lane] = []
         with self._lock:

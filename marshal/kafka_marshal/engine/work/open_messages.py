@@ -30,7 +30,7 @@ from rationalizer.wire.records import Done, Opened, Parked
 MAX_ENTRIES = 5_000
 
 
-class Kind(StrEnum):
+class Goal(StrEnum):
     """What the log is to show of some offsets."""
 
     DONE = "done"
@@ -43,7 +43,7 @@ class Request(NamedTuple):
 
     first: int
     last: int
-    kind: Kind
+    kind: Goal
     #: None: of a batch, whose holes have none.
     key_hash: int | None
     attempts: int = 0
@@ -51,7 +51,7 @@ class Request(NamedTuple):
     reason: str = ""
 
 
-class Settled(NamedTuple):
+class SettledRequest(NamedTuple):
     """A request that is fulfilled, or that has no object any more."""
 
     request: Request
@@ -67,7 +67,7 @@ class Entries(NamedTuple):
     parked: Parked = ()
 
 
-class Settling:
+class SettleRequests:
     """The requests for one partition. Called under the shell's lock."""
 
     __slots__ = ("_sent", "_requests", "owner")
@@ -109,7 +109,7 @@ class Settling:
         """These offsets, without those that are wanted as done."""
         found: list[tuple[int, int]] = []
         for request in sorted(self._requests.values(), key=attrgetter("first")):
-            if request.kind is Kind.DONE and request.first <= last and request.last >= first:
+            if request.kind is Goal.DONE and request.first <= last and request.last >= first:
                 found.append((first, request.first - 1))
                 first = request.last + 1
         found.append((first, last))
@@ -118,7 +118,7 @@ class Settling:
     def new_parks(self, progress: Progress | None) -> list[int]:
         """The offsets that are to be set aside, and do not wait as a free hole: each makes one hole more."""
         holes = None if progress is None else progress.holes
-        wanted = [request.first for request in self._requests.values() if request.kind is Kind.PARKED]
+        wanted = [request.first for request in self._requests.values() if request.kind is Goal.PARKED]
         found = [None if holes is None else holes.at(offset) for offset in wanted]
         is_alone = [hole is not None and hole.is_free and hole.first == hole.last for hole in found]
         return [offset for offset, alone in zip(wanted, is_alone, strict=True) if not alone]
@@ -131,9 +131,9 @@ class Settling:
         room, found = max(0, MAX_HOLES - len(holes)), []
         for first in sorted(self._requests):
             request = self._requests[first]
-            if request.kind is not Kind.DONE:
+            if request.kind is not Goal.DONE:
                 key_hash = NO_KEY if request.key_hash is None else request.key_hash
-                reason = request.reason if request.kind is Kind.PARKED else None
+                reason = request.reason if request.kind is Goal.PARKED else None
                 hole = Hole(first, request.last, NO_OWNER, MAX_OFFSET, request.attempts, key_hash, reason)
                 _, growth = holes.plan(first, request.last, [hole])
                 if growth > room:
@@ -144,7 +144,7 @@ class Settling:
 
     def give_back(self, first: int) -> None:
         """Others may have this offset of a batch, which was to be set aside."""
-        self.want(self._requests[first]._replace(kind=Kind.OPEN, key_hash=None))
+        self.want(self._requests[first]._replace(kind=Goal.OPEN, key_hash=None))
 
     def entries(
         self, progress: Progress | None, now: float, again_ms: float, held: Collection[int] = ()
@@ -162,7 +162,7 @@ class Settling:
             request = self._requests[first]
             if now < self._sent_at(first) + again_ms or first in held:
                 continue
-            if request.kind is Kind.DONE:
+            if request.kind is Goal.DONE:
                 # Where there is no hole yet, an entry would be rejected: ours that makes it may be under way.
                 found = self._holes(progress, request)
                 if not found:
@@ -171,7 +171,7 @@ class Settling:
                     if done and done[-1][1] + 1 == part[0]:
                         part = (done.pop()[0], part[1])
                     done.append(part)
-            elif request.kind is Kind.OPEN:
+            elif request.kind is Goal.OPEN:
                 spans = [(first, request.last)]
                 if self.owner != NO_OWNER:  # an entry that names what is done is rejected whole (H3)
                     spans = self._holes(progress, request)
@@ -205,13 +205,13 @@ class Settling:
         parts = progress.holes.parts(request.first, request.last)
         return [(low, high) for low, high, hole in parts if hole is not None and hole.owner == self.owner]
 
-    def look(self, progress: Progress | None) -> list[Settled]:
+    def look(self, progress: Progress | None) -> list[SettledRequest]:
         """Remove and return the requests that the log fulfils, or that have no object any more."""
-        found: list[Settled] = []
+        found: list[SettledRequest] = []
         for request in list(self._requests.values()):
             if (is_shown := self._is_shown(progress, request)) is not None:
                 self.forget(request.first)
-                found.append(Settled(request, is_shown))
+                found.append(SettledRequest(request, is_shown))
         return found
 
     def _is_shown(self, progress: Progress | None, request: Request) -> bool | None:
@@ -224,12 +224,12 @@ class Settling:
         for low, high, hole in parts:
             if hole is None:
                 is_passed = all(progress.has_passed(each, request.key_hash) for each in {low, high})
-                answer = (request.kind is Kind.DONE) if is_passed else None
+                answer = (request.kind is Goal.DONE) if is_passed else None
             elif hole.owner != self.owner:
                 answer = False
-            elif request.kind is Kind.DONE or self.owner != NO_OWNER:  # a batch is ours until the log says otherwise
+            elif request.kind is Goal.DONE or self.owner != NO_OWNER:  # a batch is ours until the log says otherwise
                 answer = None
-            elif request.kind is Kind.PARKED:
+            elif request.kind is Goal.PARKED:
                 answer = True if hole.is_parked else None
             else:
                 answer = False if hole.is_parked else hole.attempts == request.attempts or None
@@ -321,7 +321,7 @@ class Holder(Protocol):
         """Have the reader continue at ``fetch_from``."""
 
 
-class OpenMessages:
+class OpenOffsets:
     """What is open of one partition for one owner. Called under the shell's lock."""
 
     __slots__ = (
@@ -331,7 +331,7 @@ class OpenMessages:
 
     def __init__(self, holder: Holder) -> None:
         self._holder = holder
-        self.settling: Settling = Settling()
+        self.settling: SettleRequests = SettleRequests()
         #: Last offset → what is open here; the last offsets, ascending.
         self._mine: dict[int, Mine] = {}
         self._lasts: list[int] = []
@@ -366,7 +366,7 @@ class OpenMessages:
         self.ahead.clear()
         self.waiting.clear()
         self.window = 0
-        for request in [request for request in self.settling if request.kind is Kind.OPEN]:
+        for request in [request for request in self.settling if request.kind is Goal.OPEN]:
             self.settling.forget(request.first)
         for hole in holes:
             self._meet(hole, hole.first, hole.last)
@@ -405,13 +405,13 @@ class OpenMessages:
         self.is_full = self.is_full or any(code == codes.MAX_INDIVIDUAL_COMMIT_REACHED for _, code in refused)
         return refused
 
-    def _settled(self, settled: Settled) -> None:
+    def _settled(self, settled: SettledRequest) -> None:
         request, is_shown = settled
-        if request.kind is not Kind.OPEN:
+        if request.kind is not Goal.OPEN:
             self._holder.admit(request.last)
-        if request.kind is Kind.PARKED:
+        if request.kind is Goal.PARKED:
             self._holder.open_in_log(self._aside.pop(request.first, request.first), request.last)
-        elif request.kind is Kind.OPEN:
+        elif request.kind is Goal.OPEN:
             self._holder.open_in_log(request.first, request.last)
             self._holder.admit(request.first)
             if not is_shown:
@@ -520,7 +520,7 @@ class OpenMessages:
         while self.reading and self.reading[0].first < end:
             wanted = self.reading[0]
             last = min(wanted.last, end - 1)
-            self.settling.want(Request(wanted.first, last, Kind.DONE, wanted.key_hash))
+            self.settling.want(Request(wanted.first, last, Goal.DONE, wanted.key_hash))
             self.gone.append((wanted.first, last))
             self.reading[0] = wanted._replace(first=last + 1)
             if last == wanted.last:
@@ -535,7 +535,7 @@ class OpenMessages:
                 offset = offset_of(message)
                 self.is_urgent = self.is_urgent or offset in self.ahead
                 if (mine := self._remove(offset)) is not None:
-                    self.settling.want(Request(mine.first, mine.last, Kind.DONE, mine.key_hash))
+                    self.settling.want(Request(mine.first, mine.last, Goal.DONE, mine.key_hash))
 
     def log_tries(self, tries: Iterable[Try], *, are_ahead: bool = False) -> None:
         """Have these tries in the log, if it does not show them. are_ahead: they begin when it does."""
@@ -547,7 +547,7 @@ class OpenMessages:
             if offset not in self._aside and (mine is None or mine.attempts != attempts):
                 self._add(Mine(offset, offset, hashed, attempts))
                 self.tried[offset] = attempts
-                self.settling.want(Request(offset, offset, Kind.OPEN, hashed, attempts))
+                self.settling.want(Request(offset, offset, Goal.OPEN, hashed, attempts))
 
     def log_next(self, offset: int, hashed: int) -> bool:
         """Have another try of an open message in the log, before it begins. False: that is under way, or not open."""
@@ -562,7 +562,7 @@ class OpenMessages:
         self.is_urgent = self.is_urgent or offset in self.ahead
         mine = self._remove(offset)
         self._aside[offset] = covers_from if mine is None else min(covers_from, mine.first)
-        self.settling.want(Request(offset, offset, Kind.PARKED, hashed, attempts, reason))
+        self.settling.want(Request(offset, offset, Goal.PARKED, hashed, attempts, reason))
 
     @property
     def has_aside(self) -> bool:
@@ -574,12 +574,12 @@ class OpenMessages:
         return offset in self._aside
 
 
-def is_mine(opened: OpenMessages, offset: int) -> bool:
+def is_mine(opened: OpenOffsets, offset: int) -> bool:
     """Whether this message is open in the log, or is to be, and was fetched here."""
     return offset in opened._mine
 
 
-def take_back(opened: OpenMessages, messages: Iterable[Message]) -> bool:
+def take_back(opened: OpenOffsets, messages: Iterable[Message]) -> bool:
     """No handler has these: tries of them that were logged ahead do not count. Returns whether there are such tries."""
     found = [offset for offset in map(offset_of, messages) if offset in opened.ahead]
     has_waiting = bool(opened.waiting)
@@ -591,7 +591,7 @@ def take_back(opened: OpenMessages, messages: Iterable[Message]) -> bool:
     return bool(found) or has_waiting
 
 
-def log_waiting(opened: OpenMessages, concurrency: int, is_here: Callable[[int], object]) -> bool:
+def log_waiting(opened: OpenOffsets, concurrency: int, is_here: Callable[[int], object]) -> bool:
     """Log as many first tries as may be under way after a death (U1). Returns whether there are such.
 
     is_here: whether this message is still in flight.

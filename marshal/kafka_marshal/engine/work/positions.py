@@ -11,7 +11,7 @@ from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.plane import Loss, Settles
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work.assignment import Assignment, InHand, Mover, Stage
+from kafka_marshal.engine.work.assignment import Assignment, Deliveries, Mover, Stage
 from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.stuck import LOOK_UP_AGAIN_MS, StuckPartitions
 from kafka_marshal.engine.work.taking_over import TakeOvers
@@ -27,14 +27,14 @@ IN_THE_WAY = "messages of it are open, which this consumer does not handle"
 RECREATED = "the topic was recreated"
 
 
-class Placed(Mover, Protocol):
+class Positioned(Mover, Protocol):
     """A consumer, as Positions sees it."""
 
     @property
     def delivery(self) -> Granting: ...
 
 
-class Granting(InHand, Protocol):
+class Granting(Deliveries, Protocol):
     """The delivery of a consumer, as far as its positions need it."""
 
     @property
@@ -45,7 +45,7 @@ class Positions:
     """Moves one consumer's assignments from the granted lease to work. Called under the shell's lock."""
 
     def __init__(
-        self, consumer: Placed, subscription: Subscription, about: EngineSettings, want_ids: Callable[[], object]
+        self, consumer: Positioned, subscription: Subscription, about: EngineSettings, want_ids: Callable[[], object]
     ) -> None:
         self._consumer = consumer
         self._subscription = subscription

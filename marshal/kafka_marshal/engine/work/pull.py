@@ -146,11 +146,11 @@ class AwaitGrant(NamedTuple):
     grant: Grant
 
 
-class End(NamedTuple):
+class PullEnd(NamedTuple):
     """The time is up, or the lease of a collected run ends."""
 
 
-Step = Take | Fetch | Wait | AwaitGrant | End
+Step = Take | Fetch | Wait | AwaitGrant | PullEnd
 
 
 class Pull:
@@ -188,7 +188,7 @@ class Pull:
     def next(self, wanted: Wanted, now: float) -> Step:
         """The next step; now: own clock, ms."""
         if self._is_late(wanted):
-            return self._take(wanted, now) or End()
+            return self._take(wanted, now) or PullEnd()
         hand, delivery = self._hand, self._delivery
         if hand is not None and (run := hand.open_run(now)) is not None:
             return Take(run)  # another thread has got one meanwhile
@@ -203,7 +203,7 @@ class Pull:
         if fullest and self._is_enough(fullest, wanted) and (taken := self._take(wanted, now)) is not None:
             return taken
         if self._is_to_end(now):
-            return End()
+            return PullEnd()
         filled = self._fill_until if fullest and self._fill_until is not None else inf
         # Read a backlog first: each run that is handed over costs two thread switches.
         return Fetch(wanted.max_messages - fullest, min(self.deadline, filled))
@@ -281,13 +281,13 @@ class GrantedPull(Pull):
     @given
     def next(self, wanted: Wanted, now: float) -> Step:
         step = self._next(wanted, now)
-        if self._hand is not None and isinstance(step, Take | End):
+        if self._hand is not None and isinstance(step, Take | PullEnd):
             self._hand.run = step.run if isinstance(step, Take) else None
         return step
 
     def _next(self, wanted: Wanted, now: float) -> Step:
         if self._is_late(wanted) and not (self._delivery.fullest(now) or self._grants.is_waiting):
-            return End()
+            return PullEnd()
         if self._is_ahead and wanted.came != 0:
             return self._claim_ahead(now)
         is_ahead, self._is_ahead = self._is_ahead, False
@@ -298,7 +298,7 @@ class GrantedPull(Pull):
         # Read a backlog first, so that full batches are claimed.
         return Fetch(self._missing(now) if self._grants.proposed is None else 0, None)
 
-    def _go_on(self, now: float) -> Take | End | None:
+    def _go_on(self, now: float) -> Take | PullEnd | None:
         """Continue the granted run, if any of it may still be handed out."""
         grants = self._grants
         while (run := grants.granted) is not None or not self._is_to_end(now):
@@ -311,7 +311,7 @@ class GrantedPull(Pull):
             else:
                 grants.finish_granted(now)
                 self._delivery.memory.spent = list(run.messages)
-        return End()
+        return PullEnd()
 
     def _claim(self, now: float) -> AwaitGrant | Wait:
         """Claim the next batch, unless one is claimed. Returns what to wait for."""

@@ -121,7 +121,7 @@ class RangeDelivery(Delivery):
         """How many records ``take`` could hand out without a limit."""
         return sum(span.count for span in self._spans(marks, now))
 
-    def _spans(self, marks: Mapping[Key, tuple[int, int]], now: float) -> list[Span]:
+    def _spans(self, marks: Mapping[Key, tuple[int, int]], now: float) -> list[OpenSpan]:
         """The span that each partition can hand out, in the order of their turns."""
         self.heard(now)
         spans = []
@@ -133,7 +133,7 @@ class RangeDelivery(Delivery):
             if position < low:
                 assignment.buffer.go_on_at(position)
                 self._consumer.positions.out_of_range(assignment.key, now)
-            elif (span := Span.open_in(assignment, position, end)).count:
+            elif (span := OpenSpan.open_in(assignment, position, end)).count:
                 spans.append(span)
         return spans
 
@@ -248,7 +248,7 @@ class RangeDelivery(Delivery):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class OpenSpan:
     """The open offsets of a partition: first up to end (exclusive), without the intervals that are done."""
 
     assignment: Assignment
@@ -257,7 +257,7 @@ class Span:
     done: tuple[tuple[int, int], ...]
 
     @classmethod
-    def open_in(cls, assignment: Assignment, first: int, end: int) -> Span:
+    def open_in(cls, assignment: Assignment, first: int, end: int) -> OpenSpan:
         """The span from first (open) up to end, the next range in flight, or MAX_LEFT_OUT done intervals."""
         in_hand = assignment.tracker.next_in_hand(first)
         if in_hand is not None:

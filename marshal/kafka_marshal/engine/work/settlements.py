@@ -8,10 +8,10 @@ from typing import Protocol
 
 from kafka_marshal.engine.plane import Settles
 from kafka_marshal.engine.settings import Why
-from kafka_marshal.engine.work.assignment import Assignment, InHand, Mover, Run
+from kafka_marshal.engine.work.assignment import Assignment, Deliveries, Mover, Run
 from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.in_lanes import InLanes
-from kafka_marshal.engine.work.open_messages import GROWS_MS, MOST_WARY, Settling, Try, Wary, log_waiting
+from kafka_marshal.engine.work.open_messages import GROWS_MS, MOST_WARY, SettleRequests, Try, Wary, log_waiting
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.errors import KeyRangeError
 from kafka_marshal.types import Key
@@ -74,7 +74,7 @@ _TELLS = {
 }
 
 
-class Deliverer(InHand, Protocol):
+class Deliverer(Deliveries, Protocol):
     """The delivery of a consumer, as far as its open messages need it."""
 
     @property
@@ -240,7 +240,7 @@ class Settlements:
             self._consumer.positions.marks.ahead(assignment, now)
             self._consumer.source.reports.settle(assignment.lease, entries, now)
 
-    def held(self, assignment: Assignment, wanted: Settling, progress: Progress | None, now: float) -> list[int]:
+    def held(self, assignment: Assignment, wanted: SettleRequests, progress: Progress | None, now: float) -> list[int]:
         """The offsets of which nothing is sent: the partition, or its CP, has too many open messages. Says so."""
         full = wanted.beyond_limit(progress)
         if full:
