@@ -12,6 +12,7 @@ import pytest
 
 from kafka_marshal import Admin, Batches, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.adapters.memory.broker import AppendFate
 from kafka_marshal.admin import Move, conversion, open_messages, repositioning
 from kafka_marshal.admin.open_messages import OpenMessage, Settled
 from kafka_marshal.admin.positions import Keep
@@ -470,6 +471,39 @@ def test_a_sharer_is_evicted_with_all_its_shares_and_its_batches_are_free() -> N
     assert (was.client_id, was.epoch) == ("w2", share)
     (info,) = place.admin.progress(GROUP)
     assert [(each.client_id, each.epoch) for each in info.sharers] == [("w3", other)]
+
+
+def test_a_pause_that_is_left_in_force_is_said_to_end_where_it_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    place, tick = Place("coordinated"), Session.tick
+    late = {CPS - 1: 30_000}
+    monkeypatch.setattr(
+        Session, "tick", lambda self, cps: {cp: at + late.get(cp, 0) for cp, at in tick(self, cps).items()}
+    )
+    with place.admin.pause(GROUP, 60) as pause:
+        until = pause.leave_in_force()
+    ends = sorted(each.expires for each in place.admin.pauses(GROUP))
+    assert until == ends[0] < ends[-1]
+
+
+def test_an_evict_that_came_too_late_everywhere_says_so() -> None:
+    place = Place("claimed")
+    place.cluster.broker.faults.append = Hurry(place)
+    with pytest.raises(AdminError, match=r"'w1' holds nothing of what it held .* somebody was faster"):
+        place.admin.evict(GROUP, "w1", force=True)
+
+
+class Hurry:
+    """The holder releases it itself, and another claims it, just before the first release in its name."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.is_over = place, False
+
+    def __call__(self, client: str, topic: str, partition: int, value: bytes) -> AppendFate:
+        if client == "admin" and isinstance(decode(value, SUPPORTED_LEVEL), ReleasingPartition) and not self.is_over:
+            self.is_over, place = True, self.place
+            place.append(ReleasingPartition(*place.ids, DATA, 0, place.epoch, MESSAGES - 1), place.cp)
+            place.append(ClaimingPartition("w2/1", "w2", GROUP, DATA, 0, 60_000), place.cp)
+        return AppendFate.WRITTEN
 
 
 def test_a_sharer_that_is_drained_gives_up_its_shares() -> None:

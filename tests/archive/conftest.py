@@ -14,10 +14,10 @@ from kafka_marshal.archive import Archive, Archived, ArchivedLog, write_archive
 from kafka_marshal.archive import writer as writing
 from kafka_marshal.ports import LogEntry
 from rationalizer import World
-from rationalizer.snapshot_log import encode_snapshot
 from tests.audit.logs import SNAPSHOTS, TOPIC, WholeLog, random_log
 from tests.checkpoints.conftest import s3
 from tests.cli.conftest import command, environment
+from tests.stored_snapshot import encode_snapshot
 
 __all__ = ["FILE", "TIMEOUT_S", "TOPIC", "Kept", "command", "environment", "s3"]
 

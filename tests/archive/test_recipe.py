@@ -10,9 +10,9 @@ from kafka_marshal.observe.log import Log
 from kafka_marshal.observe.text import time_text
 from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import ClaimingPartition, Heartbeat, ReleasingPartition, World, encode
-from rationalizer.snapshot_log import encode_snapshot
 from tests.cli.conftest import kafka, log_topic
 from tests.cli.harness import Command
+from tests.stored_snapshot import encode_snapshot
 
 __all__ = ["kafka", "log_topic"]
 

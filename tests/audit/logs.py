@@ -10,8 +10,9 @@ from pathlib import Path
 from rationalizer import World
 from rationalizer.dump import DumpHeader, DumpLines, DumpRecord, header_line, record_line
 from rationalizer.log_hash import RunningHash, encode_hash
-from rationalizer.snapshot_log import encode_snapshot, encode_state
+from rationalizer.snapshot_log import encode_state
 from tests.rationalizer.strategies import Entry, by_seed, write_log
+from tests.stored_snapshot import encode_snapshot
 
 TOPIC = "__marshal"
 SNAPSHOTS = "__marshal_snapshots"

@@ -26,11 +26,11 @@ from rationalizer import (
     encode,
     route_lease,
 )
-from rationalizer.snapshot_log import encode_snapshot
 from rationalizer.wire.records import BeatEntry
 from tests.audit import broken
 from tests.audit.logs import WholeLog, forged, random_log
 from tests.cli.harness import Command, Log, process
+from tests.stored_snapshot import encode_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

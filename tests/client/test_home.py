@@ -21,9 +21,9 @@ from kafka_marshal.ports import TailBatch
 from kafka_marshal.testing.select_broker import TEST_BOOTSTRAP, RunningKafka
 from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import ClaimingPartition, GroupHeartbeat, Heartbeat, Record, Upgrade, World, encode, route_lease
-from rationalizer.snapshot_log import encode_snapshot
 from tests.client.conftest import take, wait_until
 from tests.client.test_group import CPS, SESSION, Groups, Joined, await_shared
+from tests.stored_snapshot import encode_snapshot
 
 T = "nowhere"
 

@@ -205,6 +205,36 @@ def test_appends_that_fail_are_reported_until_one_succeeds() -> None:
     marshal.close()
 
 
+def test_an_outage_is_over_for_one_that_appends_nothing_after_it() -> None:
+    """It held something, and lost it: no append tells it that appends succeed again."""
+    cluster = memory_cluster()
+    marshal = member(cluster)
+    marshal.claim(TOPIC, 0)
+    cluster.broker.set_reachable("a", False)
+    problem(marshal, "appends to __marshal have failed")
+    wait_until(lambda: marshal.health().leases == 0)
+    assert not marshal.health().ready
+    cluster.broker.set_reachable("a", True)
+    wait_until(lambda: is_well(marshal) and marshal.health().ready, 15)
+    marshal.close()
+
+
+def test_a_thread_that_waits_for_the_lock_is_told_by_its_holder(marshal: Marshal) -> None:
+    go_on = threading.Event()
+
+    def holds() -> None:
+        with marshal._driver.condition:
+            go_on.wait(15)
+
+    holder = threading.Thread(target=holds)
+    holder.start()
+    told = problem(marshal, "has not turned")
+    go_on.set()
+    holder.join()
+    assert "(it waits for a lock whose holder stands at " in told
+    assert "in holds)" in told
+
+
 def claimed(marshal: Marshal) -> Any:
     try:
         return marshal.claim(TOPIC, 1, timeout=1.0)

@@ -32,6 +32,7 @@ from rationalizer import (
     Record,
     ReleaseGroup,
     ReleasingPartition,
+    SettlingMessages,
     Tick,
     Upgrade,
     World,
@@ -43,14 +44,15 @@ from rationalizer import (
 from rationalizer.groups.history import Assignments
 from rationalizer.history import End, Span
 from rationalizer.holes import NO_KEY
+from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.plane import Heard
-from rationalizer.snapshot_log import encode_snapshot
 from rationalizer.wire.records import KINDS
 from tests.fleet import Fleet
 from tests.observe.lives import CPS, Account, Life, Lives, accounts, holders
 from tests.rationalizer.oracle import OracleWorld
 from tests.rationalizer.sharers import write_sharing_log
 from tests.rationalizer.strategies import by_seed
+from tests.stored_snapshot import encode_snapshot
 
 A = ("host/17/1.0/x", "a", "g")
 B = ("host/18/1.0/x", "b", "g")
@@ -207,6 +209,22 @@ def test_an_admin_is_no_worker() -> None:
     assert log.fold.workers() == []
 
 
+def test_one_that_only_settles_is_named_and_an_operator_that_settles_is_not() -> None:
+    log = Log()
+    log.add(Tick("i", "init", "partitions=2"), 0)
+    log.add(Upgrade("i", "init", "i", SUPPORTED_LEVEL), 0)
+    log.add(ClaimingPartition(*A, *T0, 60_000), 100)
+    log.read()
+    epoch = log.worlds[0].lease("g", *T0).epoch  # type: ignore[union-attr]
+    log.fold = Fold()
+    for world in log.worlds.values():
+        log.fold.begin(world)
+    log.add(SettlingMessages(*A, *T0, epoch, 2**40, (), (), ((1, 1, 5, "ValueError"),)), 900)
+    log.add(SettlingMessages(*OPERATOR, *T0, None, 2**40, ((1, 1),), (), ()), 1_000)
+    log.read()
+    assert [(run.client, run.last_at) for run in log.fold.workers()] == [("a", 900)]
+
+
 def test_it_may_begin_in_the_middle() -> None:
     log = Log()
     log.add(ClaimingPartition(*A, *T0, 1_000), 0)
@@ -303,7 +321,7 @@ def test_a_partitions_verdict(lag: int | None, changed: dict[str, object], expec
     assert verdict(lag, **{**FINE, **changed}) == expected  # type: ignore[arg-type]
 
 
-#: Records that operators and watchdogs write, too, or only they.
+#: Records that operators and watchdogs write, too, or only they (but for what ``by_operator`` tells apart).
 NOT_OF_WORKERS = {
     "BeginCheckpoint",
     "ConfigureGroup",
@@ -313,8 +331,6 @@ NOT_OF_WORKERS = {
     "ReleaseGroup",
     "ReleasingPartition",
     "Rollback",
-    "SettleOffsets",
-    "SettlingMessages",
     "Tick",
     "Upgrade",
 }

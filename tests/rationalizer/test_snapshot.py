@@ -26,13 +26,13 @@ from rationalizer.snapshot_log import (
     StoredSnapshot,
     decode_part,
     due,
-    encode_snapshot,
     encode_state,
     interval,
     next_due,
 )
 from tests.rationalizer.log import A1, ADMIN, B1, Log, held
 from tests.rationalizer.strategies import effort
+from tests.stored_snapshot import encode_snapshot
 
 ROOT = Path(__file__).parents[2]
 TOP = 2**63 - 1

@@ -22,9 +22,9 @@ from kafka_marshal.node.coordination_topic import create_snapshots_topic, create
 from kafka_marshal.node.kept import keep_settings
 from rationalizer import Tick, World, encode
 from rationalizer.marker import marker
-from rationalizer.snapshot_log import encode_snapshot
 from tests.cli.harness import Command
 from tests.secured import Config, login
+from tests.stored_snapshot import encode_snapshot
 
 MESSAGES = 3
 PATIENCE_S = 5.0

@@ -48,11 +48,11 @@ from rationalizer import (
     route_group,
     route_lease,
 )
-from rationalizer.snapshot_log import encode_snapshot
 from tests.cli.harness import Command, Terminal
 from tests.client.conftest import wait_until
 from tests.security.rights import PAGE
 from tests.snapshots.conftest import HI, Story
+from tests.stored_snapshot import encode_snapshot
 from tests.test_house_rules import MODULES, named, tree_of
 
 MESSAGES = 20

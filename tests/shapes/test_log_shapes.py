@@ -32,10 +32,10 @@ from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.testing import LocalBroker
 from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import ClaimingPartition, Heartbeat, Upgrade, encode, route_lease
-from rationalizer.snapshot_log import encode_snapshot
 from tests.client.conftest import HI, Scene, take, wait_until
 from tests.contract.sides import KafkaSide
 from tests.shapes.conftest import Times, in_time
+from tests.stored_snapshot import encode_snapshot
 
 CPS = 3
 MESSAGES = 2_000

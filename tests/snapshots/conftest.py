@@ -14,7 +14,8 @@ from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import ClaimingPartition, Heartbeat, World, encode
 from rationalizer.log_hash import LogHash, RunningHash, decode_hash
-from rationalizer.snapshot_log import SnapshotParts, encode_snapshot, encode_state
+from rationalizer.snapshot_log import SnapshotParts, encode_state
+from tests.stored_snapshot import encode_snapshot
 
 TOPIC = "__marshal"
 SNAPSHOTS = snapshots_topic(TOPIC)

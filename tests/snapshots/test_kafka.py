@@ -25,10 +25,10 @@ from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import ClaimingPartition, Heartbeat, encode
 from rationalizer.limits import SNAPSHOT_INTERVAL
-from rationalizer.snapshot_log import encode_snapshot
 from tests.campaigns.keeping import Campaign
 from tests.cli.harness import process
 from tests.snapshots.conftest import wait_until
+from tests.stored_snapshot import encode_snapshot
 
 K = SNAPSHOT_INTERVAL
 ROOT = Path(__file__).parents[2]

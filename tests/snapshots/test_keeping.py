@@ -37,9 +37,9 @@ from kafka_marshal.snapshots.publisher import JITTER_MS, LOOK_MS, RETRY_MS, Snap
 from kafka_marshal.snapshots.reader import SnapshotReader
 from rationalizer.limits import SNAPSHOT_INTERVAL
 from rationalizer.log_hash import LogHash, encode_hash
-from rationalizer.snapshot_log import encode_snapshot
 from tests.snapshots.conftest import SNAPSHOTS, TIMEOUT_S, TOPIC, Story, wait_until
 from tests.snapshots.test_start import log_start, starts_true
+from tests.stored_snapshot import encode_snapshot
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

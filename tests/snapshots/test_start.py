@@ -30,8 +30,8 @@ from kafka_marshal.ports import TopicInfo
 from kafka_marshal.snapshots.prune import carry_out, make_plan
 from rationalizer import Tick, World, encode
 from rationalizer.log_hash import LogHash, encode_hash
-from rationalizer.snapshot_log import encode_snapshot
 from tests.snapshots.conftest import SNAPSHOTS, TIMEOUT_S, TOPIC, WHO, Story
+from tests.stored_snapshot import encode_snapshot
 
 
 def check(story: Story, begun_at: int, *wrong: int, begin: Begin = Begin.SNAPSHOT) -> Replica:

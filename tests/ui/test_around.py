@@ -32,12 +32,13 @@ from kafka_marshal.ui.fold import History, has
 from kafka_marshal.ui.moments import Moment
 from rationalizer import ClaimingPartition, ReleasingPartition, World, encode, route_lease
 from rationalizer.dump import DumpError, DumpReader
-from rationalizer.snapshot_log import encode_snapshot, encode_state
+from rationalizer.snapshot_log import encode_state
 from tests.audit.logs import random_log
 from tests.cli.conftest import command, environment, kafka, log_topic
 from tests.cli.harness import Command, start
 from tests.cli.test_replay import changed_dump
 from tests.client.conftest import wait_until
+from tests.stored_snapshot import encode_snapshot
 from tests.ui.cells import cells
 from tests.ui.conftest import get, served
 from tests.ui.story import BEGIN, GROUP, TAKEN_AT, TOPIC, after

@@ -133,7 +133,7 @@ class RolledBack:
     dropped: tuple[int, ...]
     #: The client whose pause stays in force; None: the group is not paused by this.
     paused_by: str | None = None
-    #: Log time (ms) at which that pause ends.
+    #: Log time (ms) at which that pause ends: no member resumes before it.
     paused_until: int | None = None
     #: Those of ``dropped`` that are pinned.
     pinned: tuple[int, ...] = ()

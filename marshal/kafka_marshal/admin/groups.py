@@ -198,6 +198,11 @@ def _evict_member(session: Session, client_id: str, *, force: bool, dry_run: boo
         return were
     if not is_coordinated:
         answers = _release_all(session, were, ends)
+        if not any(answer.accepted for answer in answers):
+            raise AdminError(
+                f"{client_id!r} holds nothing of what it held in group {session.group_id!r} any more: somebody was "
+                "faster. Nothing was changed"
+            )
         return [was for was, answer in zip(were, answers, strict=True) if answer.accepted]
     outcome = _end(session, ends)[0].outcome
     if outcome is None:

@@ -327,9 +327,9 @@ class PauseKeeper:
             self._pause(self._session.cps)
 
     def extend(self) -> int:
-        """Extend the pause to its whole length from now on; the log time (ms) at which the last CP's ends."""
+        """Extend the pause to its whole length from now on; the log time (ms) at which the first CP's ends."""
         self._pause(self._session.cps)
-        return max(term.expires for term in self._terms.values())
+        return min(term.expires for term in self._terms.values())
 
     def forget(self, cp: int) -> bool:
         """Let the CP forget the group, and pause it again; whether it was accepted.

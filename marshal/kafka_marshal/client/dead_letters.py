@@ -41,7 +41,7 @@ _FIRST = "\n\nThe above exception is the first of this group:\n\n"
 
 
 def class_name(error: BaseException) -> str:
-    """The class, with its module unless it is built in."""
+    """An exception's class, as OpenTelemetry names it: with its module, unless it is built in."""
     kind = type(error)
     module = str(kind.__module__)
     return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from contextlib import suppress
 
+from kafka_marshal.client.dead_letters import class_name
 from kafka_marshal.engine.figures import Distribution, Histogram
 from kafka_marshal.runtime import Lock
 
@@ -14,12 +15,6 @@ MOST_NOTED = 1_000
 #: How many error classes metrics distinguish: a program may create classes without end, each a time series.
 MOST_ERRORS = 32
 OTHER = "other"
-
-
-def error_type(error: BaseException) -> str:
-    """An exception's class, as OpenTelemetry names it: with its module, unless it is built in."""
-    kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 class ErrorTypes:
@@ -51,7 +46,7 @@ class Handled:
     def failed(self, topic: str, error: BaseException) -> None:
         """A try has failed."""
         with self._lock:
-            self._failures[topic, self._errors.bounded(error_type(error))] += 1
+            self._failures[topic, self._errors.bounded(class_name(error))] += 1
 
     def retried(self, topic: str) -> None:
         """A message is tried again."""

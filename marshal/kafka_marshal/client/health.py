@@ -149,7 +149,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
     full = (*(one for one in crowded if one.is_full), *(one for one in stuck if one.why in _FOR_OPERATORS))
     problems = (*ends, *others, *map(str, full))
     state = next((str(member.state(now)) for member in list(driver.engine.groups.values())), "")
-    is_beating = driver.effects.appends.failures.failing is None and state != MemberState.REDISCOVER
+    is_beating = not _unanswered(driver, now) and state != MemberState.REDISCOVER
     return Health(
         ok=not problems,
         problems=problems,
@@ -269,16 +269,8 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
     call = driver.effects.callbacks.running
     if call is not None and now - call.began_at > interval_ms:
         yield driver.effects.callbacks.late_text(call, now)
-    failures = driver.effects.appends.failures
-    # A member that holds nothing may append nothing for hours, and so never learn that appends succeed again.
-    is_over = now - failures.failed_at > 2 * interval_ms and not driver.effects.events.is_away
-    if (failing := failures.failing) is not None and not is_over:
-        reason, since = failing
-        yield (
-            f"appends to {driver.replica.topic} have failed for {(now - since) / 1000:.1f} s: {reason}. Leases that "
-            "can't be proven, and a coordinated group's member that can't, hand out nothing and end by themselves; "
-            "what is done meanwhile is repeated if others take over. It goes on by itself when the brokers answer again"
-        )
+    if unanswered := _unanswered(driver, now):
+        yield unanswered
     if deaf := driver.replica.tail.monitor.stalled:
         yield (
             f"{deaf}. Meanwhile its own heartbeats prove nothing here, and it hands out nothing more once its leases, "
@@ -322,6 +314,22 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
             f"partition {cp} of {driver.replica.topic} was raised to protocol level {level}, which this release does "
             "not know: its leases in it have ended, and it works on in the others. Install a release that supports it"
         )
+
+
+def _unanswered(driver: Driver, now: float) -> str:
+    """What Kafka does not answer: appends; or, of a member that appends nothing, anything. "": it does."""
+    failures, away = driver.effects.appends.failures, driver.effects.events.away(now)
+    sessions = [member.session_timeout_ms for member in list(driver.engine.groups.values())]
+    longest_ms = max([2 * driver.engine.settings.heartbeat_interval_ms, *sessions])
+    # A member that holds nothing may append nothing for hours, and so never learn that appends succeed again.
+    if (failing := failures.failing) is None or (now - failures.failed_at > longest_ms and not away):
+        return away
+    reason, since = failing
+    return (
+        f"appends to {driver.replica.topic} have failed for {(now - since) / 1000:.1f} s: {reason}. Leases that "
+        "can't be proven, and a coordinated group's member that can't, hand out nothing and end by themselves; "
+        "what is done meanwhile is repeated if others take over. It goes on by itself when the brokers answer again"
+    )
 
 
 _UNSAVED = "on_checkpoint fails or hangs: check the store of states"

@@ -14,8 +14,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from kafka_marshal.client.attempt import Attempt
+from kafka_marshal.client.dead_letters import class_name
 from kafka_marshal.client.fetching import FetchingConsumer
-from kafka_marshal.client.handled import ProcessTimes, error_type
+from kafka_marshal.client.handled import ProcessTimes
 from kafka_marshal.client.handling import Hooks
 from kafka_marshal.client.health import Health, examine, held_back, hot_keys
 from kafka_marshal.client.shared_reads import SharedReader, kept_bytes
@@ -86,7 +87,7 @@ class MarshalMeter:
         note = self._times.note
 
         def failed(attempt: Attempt, seconds: float, error: BaseException) -> None:
-            note(attempt.message.topic(), error_type(error), seconds)
+            note(attempt.message.topic(), class_name(error), seconds)
 
         return Hooks(
             after=lambda attempt, seconds: note(attempt.message.topic(), "", seconds), failed=failed, lost=failed

@@ -24,7 +24,8 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from kafka_marshal.adapters.message import headers_of
 from kafka_marshal.client.attempt import Attempt
-from kafka_marshal.client.handled import ErrorTypes, error_type
+from kafka_marshal.client.dead_letters import class_name
+from kafka_marshal.client.handled import ErrorTypes
 from kafka_marshal.client.handling import Hooks
 from kafka_marshal.engine.figures import BUCKETS_S, Distribution
 from kafka_marshal.instance import release
@@ -150,7 +151,7 @@ def trace_hooks(
     errors = ErrorTypes()
 
     def failed(attempt: Attempt, seconds: float, error: BaseException) -> None:
-        name = error_type(error)
+        name = class_name(error)
         if (found := _open.get()) is not None:
             found.span.record_exception(error)
             found.span.set_attribute("error.type", name)
@@ -162,7 +163,7 @@ def trace_hooks(
         if (found := _open.get()) is not None:
             found.span.set_attribute("kafka_marshal.lease_lost", value=True)
         _leave()
-        durations.record(seconds, {**_common(attempt), "error.type": error_type(error)})
+        durations.record(seconds, {**_common(attempt), "error.type": class_name(error)})
 
     return Hooks(before=before, after=after, failed=failed, lost=lost)
 

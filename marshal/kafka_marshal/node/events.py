@@ -81,10 +81,21 @@ class Events:
             seconds = round(silent_ms / 1000, 1)
             self._add_last(logging.WARNING, Event.KAFKA_BACK, f"Kafka is back after {seconds:g} s", seconds=seconds)
 
+    def away(self, now: float) -> str:
+        """That Kafka counts as unreachable, for people; "": it does not (any thread; no lock)."""
+        return self._away(now) if self._is_away else ""
+
+    def _away(self, now: float) -> str:
+        return (
+            f"Kafka has not answered for {round((now - self._heard_at) / 1000, 1):g} s ({self._trouble}). If that "
+            "lasts, leases and sessions end, and nothing is delivered until it is back. Check the brokers and the "
+            "network"
+        )
+
     @property
-    def is_away(self) -> bool:
-        """Whether Kafka counts as unreachable (any thread; no lock)."""
-        return self._is_away
+    def in_trouble(self) -> bool:
+        """Whether a request has failed since Kafka answered last."""
+        return self._trouble_at < inf
 
     def is_silent(self, now: float) -> bool:
         """Whether Kafka has been silent long enough for the next trouble to be logged as an outage."""
@@ -98,14 +109,8 @@ class Events:
         if not self._is_away and now - self._trouble_at >= AWAY_SHARE * self._interval_ms:
             self._is_away = True
             seconds = round((now - self._heard_at) / 1000, 1)
-            self._add_last(
-                logging.WARNING,
-                Event.KAFKA_AWAY,
-                f"Kafka has not answered for {seconds:g} s ({self._trouble}). If that lasts, leases and sessions "
-                "end, and nothing is delivered until it is back. Check the brokers and the network",
-                reason=self._trouble,
-                seconds=seconds,
-            )
+            fields = {"reason": self._trouble, "seconds": seconds}
+            self._add_last(logging.WARNING, Event.KAFKA_AWAY, self._away(now), **fields)
 
     def pause(self, by: str, until: int | None) -> None:
         """The client that has paused the group now ("": none), until when (log time, ms)."""

@@ -169,6 +169,8 @@ class TopicRounds(DriverPart, LongJob):
         """Check, and pass the result to the engine."""
         lock, events = self._lock, self._events
         interest = self._watch.interest
+        if events.in_trouble:
+            self._watch.ask_afresh()
         topics = self._watch.check(interest)
         with lock.condition:
             if lock.life.ended or lock.engine.failure is not None:

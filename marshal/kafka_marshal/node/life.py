@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import sys
 import threading
 import weakref
@@ -177,9 +178,20 @@ class Pulse:
                 say(self._runtime, logging.ERROR, "stalled", text)
 
 
-def place_of(thread_id: int | None) -> str:
-    """Where a thread is, as `` (it stands at FILE:LINE in FUNCTION)``; "": not known."""
+#: The thread that holds a lock, as ``repr`` of it says.
+_OWNER = re.compile(r"owner=(\d+)")
+
+
+def place_of(thread_id: int | None, locks: int = 2) -> str:
+    """Where a thread is, as `` (it stands at FILE:LINE in FUNCTION)``; "": not known.
+
+    Of one that waits for a lock: where its holder is. locks: as many are followed.
+    """
     frame = None if thread_id is None else sys._current_frames().get(thread_id)
+    if frame is not None and locks and frame.f_code is threading.Condition.__enter__.__code__:
+        owner = _OWNER.search(repr(frame.f_locals["self"]))
+        if owner is not None and (where := place_of(int(owner[1]), locks - 1)):
+            return f" (it waits for a lock whose holder{where.removeprefix(' (it')}"
     # Most waits are in the standard library; its caller is more useful.
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in sys.stdlib_module_names:
         frame = frame.f_back

@@ -94,6 +94,10 @@ class TopicWatch:
         """Make the next check a full one: ids are needed."""
         self._ids_due = 0.0
 
+    def ask_afresh(self) -> None:
+        """Use nothing that another client fetched before now: the question is whether Kafka still answers."""
+        self._known_at = self._cluster.runtime.now_ms()
+
     def remove(self, number: int) -> None:
         """A consumer has ended."""
         self.interest = {key: waiter for key, waiter in self.interest.items() if key != number}

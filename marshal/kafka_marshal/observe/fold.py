@@ -41,6 +41,8 @@ _OF_WORKERS: Final = frozenset(
         "Heartbeat",
         "HeartbeatBatch",
         "JoinGroup",
+        "SettleOffsets",
+        "SettlingMessages",
         "TopicsChanged",
     }
 )

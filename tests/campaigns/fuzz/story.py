@@ -16,8 +16,9 @@ from msgpack import packb, unpackb
 
 from rationalizer import InvalidRecordError, RejectedValueError, SnapshotError, World, codes, decode, encode
 from rationalizer.dump import DumpError, Replay
-from rationalizer.snapshot_log import MalformedPartError, SnapshotParts, decode_part, encode_snapshot, encode_state
+from rationalizer.snapshot_log import MalformedPartError, SnapshotParts, decode_part, encode_state
 from tests.campaigns.fuzz.author import RAW, TELLING, WILD, Author
+from tests.stored_snapshot import encode_snapshot
 
 # The other things that are read and were written by anybody: the log of snapshots (S2) and dumps (section 9).
 

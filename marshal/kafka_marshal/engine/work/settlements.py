@@ -139,7 +139,7 @@ class Settlements:
             self._consumer.errors.append(KeyRangeError(text, kip_number=92))
 
     def parked(self, assignment: Assignment, offset: int, attempts: int, reason: str, now: float) -> None:
-        """A message is set aside, which is always reported: one warning a reason and minute, with their number."""
+        """A message is to be set aside. Always reported: one warning a reason and minute, with their number."""
         if reason not in self._parked and len(self._parked) >= MOST_KINDS:
             reason = "other reasons"
         number, _, since = self._parked.get(reason, (0, "", -inf))
@@ -152,12 +152,12 @@ class Settlements:
         for reason, (number, last, since) in list(self._parked.items()):
             if number and now >= since + WARNED_EVERY_MS:
                 self._parked[reason] = 0, last, now
-                one = f"{last}, is set aside"
-                what = f"{number:,} messages were set aside, the last of them {last}" if number > 1 else one
+                one = f"{last}, is being set aside"
+                what = f"{number:,} messages are being set aside, the last of them {last}" if number > 1 else one
                 means = " No handler has ended its tries: its process may die of it." if reason == CRASHED else ""
                 self._consumer.warn(
-                    f"{what} ({reason}).{means} The others continue, and no worker gets it until you decide: "
-                    "kafka-marshal open-messages --parked, then redrive or discard"
+                    f"{what} ({reason}).{means} The others continue. Once the log shows it, no worker gets it until "
+                    "you decide: kafka-marshal open-messages --parked, then redrive or discard"
                 )
 
     def look_after(self, run: Run, now: float) -> Wary | None:
