@@ -22,7 +22,7 @@ from rationalizer import (
     route_lease,
 )
 from rationalizer.dump import DumpHeader, DumpRecord, header_line, record_line
-from rationalizer.snapshot_log import encode_snapshot
+from tests.stored_snapshot import encode_snapshot
 
 __all__ = ["Entry", "entries", "write_log"]
 

@@ -33,7 +33,7 @@ from kafka_marshal.node.log_reader import read_range
 from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import BeatEntry, ClaimingPartition, HeartbeatBatch, World, encode, route_lease
 from rationalizer.limits import SNAPSHOT_INTERVAL
-from rationalizer.snapshot_log import encode_snapshot
+from tests.stored_snapshot import encode_snapshot
 
 GROUPS, MEMBERS, PARTITIONS, CPS = 10, 5, 30, 8
 WAITING = 20

@@ -39,7 +39,7 @@ from kafka_marshal.ui.fold import History
 from kafka_marshal.ui.server import SWITCH_S
 from rationalizer import ClaimingPartition, HeartbeatBatch, World, route_lease
 from rationalizer.limits import SNAPSHOT_INTERVAL
-from rationalizer.snapshot_log import encode_snapshot
+from tests.stored_snapshot import encode_snapshot
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -107,11 +107,6 @@ def next_due(next_offset: int) -> int:
     return (next_offset // SNAPSHOT_INTERVAL + 1) * SNAPSHOT_INTERVAL
 
 
-def encode_snapshot(world: World) -> list[bytes]:
-    """The records that store this world as it is now, in order (S2)."""
-    return encode_state(world.partition, world.next_offset, world.snapshot())
-
-
 def encode_state(partition: int, next_offset: int, state: bytes, digest: str | None = None) -> list[bytes]:
     """The records that store these canonical bytes (S1), in order; the digest is computed where it is not given."""
     digest = digest_of(state) if digest is None else digest
