@@ -160,10 +160,10 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "engine": (58, 18_370),
     "kafka_marshal": (14, 2_820),
     "metrics": (6, 1_580),
-    "node": (17, 4_450),
+    "node": (17, 4_470),
     "observe": (17, 5_900),
     "pipeline": (21, 8_060),
-    "rationalizer": (42, 10_010),
+    "rationalizer": (42, 10_000),
     "sinks": (7, 2_700),
     "snapshots": (5, 1_030),
     "testing": (38, 11_180),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (335, 103_160)
+MOST_OF_ALL = (335, 103_190)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
