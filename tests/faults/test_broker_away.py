@@ -15,7 +15,7 @@ from tests.client.conftest import Scene, wait_until
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(TEST_BOOTSTRAP in os.environ, reason="somebody else's broker is not harmed"),
+    pytest.mark.skipif(TEST_BOOTSTRAP in os.environ, reason="another user's broker is not harmed"),
 ]
 
 SILENT = ("Kafka has not answered for ", "have failed for ")
