@@ -206,7 +206,7 @@ def test_appends_that_fail_are_reported_until_one_succeeds() -> None:
 
 
 def test_an_outage_is_over_for_one_that_appends_nothing_after_it() -> None:
-    """It held something, and lost it: no append tells it that appends succeed again."""
+    """It held something, and lost it: no append shows it that appends succeed again."""
     cluster = memory_cluster()
     marshal = member(cluster)
     marshal.claim(TOPIC, 0)
