@@ -133,6 +133,8 @@ class Ack:
     fatal: bool = False
     #: The cluster forbids us to append.
     forbidden: bool = False
+    #: A broker has answered, and does not take the record.
+    refused: bool = False
 
 
 class Sender(Protocol):

@@ -219,6 +219,23 @@ def test_an_outage_is_over_for_one_that_appends_nothing_after_it() -> None:
     marshal.close()
 
 
+def test_a_broker_that_refuses_what_is_appended_has_answered(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = memory_cluster()
+    marshal = member(cluster)
+    marshal.claim(TOPIC, 0)
+    settings = cluster.broker.existing["__marshal"].settings
+    allowed, settings["max.message.bytes"] = settings["max.message.bytes"], "80"
+    assert "max.message.bytes" in problem(marshal, "appends to __marshal have failed")
+    wait_until(lambda: marshal.health().leases == 0)
+    assert not marshal.health().ready
+    time.sleep(2 * HI / 1000)
+    assert reports(caplog, "Kafka has not answered") == []
+    assert len(reports(caplog, "an append to __marshal failed")) == 1
+    settings["max.message.bytes"] = allowed
+    wait_until(lambda: is_well(marshal) and marshal.health().ready, 15)
+    marshal.close()
+
+
 def test_a_thread_that_waits_for_the_lock_is_told_by_its_holder(marshal: Marshal) -> None:
     go_on = threading.Event()
 

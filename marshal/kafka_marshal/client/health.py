@@ -328,7 +328,7 @@ def _unanswered(driver: Driver, now: float) -> str:
     return (
         f"appends to {driver.replica.topic} have failed for {(now - since) / 1000:.1f} s: {reason}. Leases that "
         "can't be proven, and a coordinated group's member that can't, hand out nothing and end by themselves; "
-        "what is done meanwhile is repeated if others take over. It goes on by itself when the brokers answer again"
+        "what is done meanwhile is repeated if others take over. It goes on by itself when appends succeed again"
     )
 
 

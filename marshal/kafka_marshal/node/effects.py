@@ -100,12 +100,12 @@ class Appends(DriverPart):
             )
         with self._lock.condition:
             self._pacing.answered()
-            if ack.error is None:
+            if ack.error is None or ack.refused:
                 self._events.heard(now)
-                if ack.offset is not None:
-                    self._replica.tail.monitor.knows(cp, ack.offset)
             else:
                 self._events.trouble(ack.error, now)
+            if ack.offset is not None:
+                self._replica.tail.monitor.knows(cp, ack.offset)
             self._lock.engine.take(None, self._lock.engine.acked, token, ack.offset, now_ms())
 
     def poll(self) -> None:

@@ -276,7 +276,7 @@ class KafkaAppender(Sending):
             text += "it must be"
         elif self._troubles.fatal is not None:
             text = self._troubles.fatal
-        return Ack(None, text, self._fatal or error.fatal(), is_denied)
+        return Ack(None, text, self._fatal or error.fatal(), is_denied, refused=error.code() > 0)
 
 
 #: The partitioner decides.

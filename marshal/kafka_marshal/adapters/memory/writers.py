@@ -182,7 +182,7 @@ class MemoryAppender(_Sending[_Record, Ack]):
             return
         problem = self._broker.refusal(self._topic, record.partition, record.value)
         if problem is not None:
-            self._answer(record.on_ack, now, Ack(None, problem))
+            self._answer(record.on_ack, now, Ack(None, problem, refused=True))
             return
         lost = Ack(None, "the broker did not acknowledge in time")
         match self._broker.faults.append(self._client, self._topic, record.partition, record.value):
