@@ -156,7 +156,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (3, 820),
     "checkpoints": (3, 590),
     "cli": (23, 7_740),
-    "client": (32, 10_900),
+    "client": (32, 10_910),
     "engine": (58, 18_370),
     "kafka_marshal": (14, 2_820),
     "metrics": (6, 1_580),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (335, 103_190)
+MOST_OF_ALL = (335, 103_200)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
