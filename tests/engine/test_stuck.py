@@ -61,6 +61,20 @@ def test_what_fails_again_and_again_is_one_error_that_names_the_way_past_it() ->
     assert member.held() == [T0], "the lease is kept: another member could not read it either"
 
 
+def test_what_is_ahead_of_it_is_delivered_before_it_is_an_error() -> None:
+    net, member, consumer = at_work(end=7)
+    member.fetch()
+    for _ in range(500):
+        consumer.positions.stuck.failed(T0, "crc", net.now)
+        net.run(10)
+    assert (why(consumer), consumer.errors) == ([], [])
+    assert [message.offset() for message in member.work()] == [5, 6]
+    consumer.positions.stuck.failed(T0, "crc", net.now)
+    [error] = consumer.errors
+    assert isinstance(error, PartitionStuckError)
+    assert error.offset == 7
+
+
 def test_it_is_reported_again_seldom_and_in_the_log_alone() -> None:
     net, member, consumer = at_work()
     consumer.positions.stuck.failed(T0, "crc", net.now)

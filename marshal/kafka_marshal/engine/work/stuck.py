@@ -107,7 +107,7 @@ class StuckPartitions:
         if offset != assignment.fetch_from:
             self._failed[key] = (assignment.fetch_from, now, text)
             self._consumer.warn(f"{key[0]} [{key[1]}]: {text}")
-        elif now >= since + STUCK_AFTER_MS:
+        elif now >= since + STUCK_AFTER_MS and not assignment.buffer.size:  # what is ahead of it is delivered first
             text = unreadable(*key, offset, first_text, self._group_id)
             self._tell(key, Why.UNREADABLE, offset, text, now)
 
