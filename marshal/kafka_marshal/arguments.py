@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Iterable, Mapping
 from concurrent.futures import Future
-from difflib import get_close_matches
 from functools import partial
 from inspect import (
     isasyncgenfunction,
@@ -56,6 +55,8 @@ def wrong(
 
 def near(given: str, known: Iterable[str]) -> str:
     """``; did you mean 'x'?`` for a name that is close to a known one, in any case; else ``.``"""
+    from difflib import get_close_matches  # not for a program without such a mistake
+
     by_lower = {name.lower(): name for name in known}
     found = get_close_matches(given.lower(), by_lower, 1, 0.75)
     return f"; did you mean {by_lower[found[0]]!r}?" if found else "."

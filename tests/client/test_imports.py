@@ -57,6 +57,24 @@ def test_the_package_imports_next_to_nothing() -> None:
     }
 
 
+def test_a_plain_worker_imports_no_part_that_it_does_not_use() -> None:
+    found = imported("import kafka_marshal; kafka_marshal.Marshal")
+    elsewhere = {"difflib", "platform", "shutil", "statistics", "uuid"}
+    assert found & elsewhere == set()
+    parts = (
+        "checkpoints",
+        "metrics",
+        "client.group_consumer",
+        "client.ranges",
+        "client.shared",
+        "engine.recording",
+        "watchdog",
+    )
+    names = {f"kafka_marshal.{part}" for part in parts}
+    assert {name for name in found if name in names or name.startswith("kafka_marshal.metrics.")} == set()
+    assert len(ours(found)) <= 161, sorted(ours(found))
+
+
 @pytest.mark.parametrize("name", ["--version", "--help"])
 def test_the_command_itself_imports_little(name: str) -> None:
     found = imported(f"from kafka_marshal.cli import main; main([{name!r}])")
@@ -107,7 +125,10 @@ def test_type_checkers_see_what_is_imported_later(package: ModuleType) -> None:
 
 @pytest.mark.broker
 def test_a_worker_imports_nothing_in_the_middle_of_its_work(scene: Scene) -> None:
-    """A module that is missing, or slow to read, must not be met when a heartbeat is due."""
+    """A module that is missing, or slow to read, must not be met when a heartbeat is due.
+
+    Metrics are imported by the thread that asks for them first.
+    """
     topics = [scene.topic(messages=3) for _ in range(2)]
     arguments = {
         "bootstrap": scene.bootstrap,
@@ -117,4 +138,6 @@ def test_a_worker_imports_nothing_in_the_middle_of_its_work(scene: Scene) -> Non
     }
     program = [sys.executable, str(Path(__file__).with_name("importing.py")), json.dumps({**arguments, "hi": 600})]
     done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=60)
-    assert json.loads(done.stdout) == []
+    assert json.loads(done.stdout) == [
+        ["MainThread", f"kafka_marshal.metrics{part}"] for part in (".measure", "", ".rows")
+    ]

@@ -10,7 +10,8 @@
 ...         counts[piece.partition] = json.loads(states.load(piece) or b"{}")
 """
 
-from kafka_marshal.checkpoints.store import Bucket, Folder, SavedPart, Store
+from typing import TYPE_CHECKING
+
 from kafka_marshal.checkpoints.types import (
     Checkpoint,
     CheckpointPiece,
@@ -19,6 +20,10 @@ from kafka_marshal.checkpoints.types import (
     RestorePiece,
     WhyRestored,
 )
+from rationalizer.later import later
+
+if TYPE_CHECKING:
+    from kafka_marshal.checkpoints.store import Bucket, Folder, SavedPart, Store
 
 __all__ = [
     "Bucket",
@@ -32,3 +37,6 @@ __all__ = [
     "Store",
     "WhyRestored",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = later(__name__, {"store": "Bucket Folder SavedPart Store"})

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, Unpack, overload
 from weakref import ref
@@ -26,9 +27,8 @@ from kafka_marshal.client.closing import (
     late_text,
 )
 from kafka_marshal.client.consumer import Consumer, PartitionsCallback
-from kafka_marshal.client.group_consumer import GroupConsumer, PiecesCallback
 from kafka_marshal.client.handling import Hooks
-from kafka_marshal.client.health import Health
+from kafka_marshal.client.health import Health, examine
 from kafka_marshal.client.lease import ClaimedLease, serve_claim
 from kafka_marshal.client.modes import Batches, Claims, Group, Keys, Mode
 from kafka_marshal.client.one_process import OneProcess, WithBlock
@@ -46,15 +46,11 @@ from kafka_marshal.client.options import (
     says_new,
     takes,
 )
-from kafka_marshal.client.ranges import GroupRangeConsumer, PiecesOfRangesCallback, RangeConsumer, RangesCallback
-from kafka_marshal.client.shared import AssignedConsumer, ShareConsumer
 from kafka_marshal.client.shared_reads import DEFAULT_SHARED_BYTES
 from kafka_marshal.client.view import WorldView
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import ClosedError, SnapshotDifferenceError
 from kafka_marshal.logs import Event
-from kafka_marshal.metrics.measure import MarshalMeter
-from kafka_marshal.metrics.rows import Metrics
 from kafka_marshal.node.config import (
     MOST_START_S,
     START_TIMEOUT_S,
@@ -69,11 +65,15 @@ from kafka_marshal.node.serving import Reply, Servants
 from kafka_marshal.ports import Cluster
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.topic_names import DEFAULT_TOPIC
-from kafka_marshal.watchdog import Watchdog
-from kafka_marshal.watchdog.parent import producer_properties
 
 if TYPE_CHECKING:
+    from kafka_marshal.client.group_consumer import GroupConsumer, PiecesCallback
+    from kafka_marshal.client.ranges import GroupRangeConsumer, PiecesOfRangesCallback, RangeConsumer, RangesCallback
+    from kafka_marshal.client.shared import ShareConsumer
+    from kafka_marshal.metrics.measure import MarshalMeter
+    from kafka_marshal.metrics.rows import Metrics
     from kafka_marshal.metrics.server import MetricsServer
+    from kafka_marshal.watchdog import Watchdog
 
 
 class Opened(NamedTuple):
@@ -82,7 +82,6 @@ class Opened(NamedTuple):
     driver: Driver
     watchdog: Watchdog | None
     world: WorldView
-    meter: MarshalMeter
 
     def undo(self) -> None:
         """End it again: it did not reach the caller."""
@@ -203,7 +202,7 @@ def _call_off(watchdog: Watchdog | None) -> None:
 class Watched:
     """The part of a Marshal that only reads: at once, from any thread, without a lock."""
 
-    _meter: MarshalMeter
+    _driver: Driver
     _closed: bool
     _ending: Shutdown
 
@@ -213,7 +212,14 @@ class Watched:
         Returns at once, from any thread, also in a signal handler: it takes no lock and waits for no thread. Use
         ``health().ready`` for a readiness probe, ``not health().needs_restart`` for a liveness probe.
         """
-        return self._meter.health(closed=self._closed)
+        return examine(self._driver, closed=self._closed or self._driver.is_over)
+
+    @property
+    def _meter(self) -> MarshalMeter:
+        from kafka_marshal.metrics.measure import MarshalMeter  # not for a Marshal that is not measured
+
+        meter: MarshalMeter = self.__dict__.setdefault("meter", MarshalMeter(self._driver, self._ending.consumers))
+        return meter  # the same one for all threads: it counts
 
     def metrics(self) -> Metrics:
         """The present measurements: lag, leases, messages, the log, handlers (docs/metrics.md).
@@ -237,8 +243,8 @@ class Watched:
         from kafka_marshal.metrics.server import MetricsServer, checked_address  # not for a Marshal that serves nothing
 
         port, host = checked_address(port, host)
-        self._meter.driver.life.refuse_fork()
-        if self._closed or self._meter.driver.is_over:
+        self._driver.life.refuse_fork()
+        if self._closed or self._driver.is_over:
             raise ClosedError("this Marshal is closed; make a new one")
         mine = ref(self)
         server = MetricsServer(self._meter, port, host, lambda: (marshal := mine()) is None or marshal._closed)
@@ -248,7 +254,7 @@ class Watched:
     @property
     def alarms(self) -> tuple[SnapshotDifferenceError, ...]:
         """Snapshots that contradict this member's replica, each reported once. Also logged as errors."""
-        return tuple(self._meter.driver.upkeep.snapshots.alarms)
+        return tuple(self._driver.upkeep.snapshots.alarms)
 
 
 class Sharing:
@@ -269,14 +275,17 @@ DEFAULT_HEARTBEAT_INTERVAL = 3.0
 
 _CLAIMS = Claims()
 
-#: Mode → the consumer that delivers so.
-_OF_MESSAGES: Mapping[type[Mode], Any] = {
-    Claims: Consumer,
-    Group: GroupConsumer,
-    Batches: ShareConsumer,
-    Keys: AssignedConsumer,
+#: Mode → the consumer that delivers so, and its module: a worker imports that of its mode only.
+_OF_MESSAGES: Mapping[type[Mode], tuple[str, str]] = {
+    Claims: ("consumer", "Consumer"),
+    Group: ("group_consumer", "GroupConsumer"),
+    Batches: ("shared", "ShareConsumer"),
+    Keys: ("shared", "AssignedConsumer"),
 }
-_OF_RANGES: Mapping[type[Mode], Any] = {Claims: RangeConsumer, Group: GroupRangeConsumer}
+_OF_RANGES: Mapping[type[Mode], tuple[str, str]] = {
+    Claims: ("ranges", "RangeConsumer"),
+    Group: ("ranges", "GroupRangeConsumer"),
+}
 
 
 class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
@@ -391,7 +400,7 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
             servants.begin()
             answer = servants.ask(lambda _: self._open(cluster, servants, watchdog=watchdog), undo=Opened.undo)
             opened = answer.wait()
-            answer.receipt.out = True; self._driver, self.watchdog, self.world, self._meter = opened  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+            answer.receipt.out = True; self._driver, self.watchdog, self.world = opened  # fmt: skip  # noqa: E702 - one line: nothing may come in between
         except BaseException:  # Ctrl-C, too: nothing else would end what has begun
             if answer is not None:
                 answer.receipt.left = True
@@ -436,10 +445,12 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
             ending.end_dropped(driver, beside)
 
         close_if_dropped(self, driver, lambda: driver.is_over or ending.has_begun, end)
-        return Opened(driver, beside, WorldView(driver), MarshalMeter(driver, self._ending.consumers))
+        return Opened(driver, beside, WorldView(driver))
 
     def _start_watchdog(self) -> Watchdog:
         """It starts while the log is read."""
+        from kafka_marshal.watchdog.parent import Watchdog, producer_properties  # not for a Marshal without
+
         watchdog = Watchdog(
             f"worker {self.client_id!r} of group {self.group_id!r} (process {os.getpid()})",
             self.topic,
@@ -531,7 +542,7 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
             if topics:
                 raise arguments.wrong("topics", "left out with mode=Keys({…}), which names the partitions", topics)
             topics = mode.topics
-        made: Consumer = self._made(_OF_MESSAGES, topics, mode, ConsumerArguments, options)
+        made: Consumer = self._made(topics, mode, ConsumerArguments, options)
         return made
 
     @overload
@@ -561,12 +572,10 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
         ``config`` (and this Marshal's own): ``isolation.level`` counts: ranges end at the last stable offset, or, under
         ``read_uncommitted``, at the high watermark. Read them with the same level.
         """
-        made: RangeConsumer = self._made(_OF_RANGES, topics, mode, RangesArguments, options)
+        made: RangeConsumer = self._made(topics, mode, RangesArguments, options)
         return made
 
-    def _made(
-        self, kinds: Mapping[type[Mode], Any], topics: Sequence[str], mode: Mode, kind: Any, given: Mapping[str, Any]
-    ) -> Any:
+    def _made(self, topics: Sequence[str], mode: Mode, kind: Any, given: Mapping[str, Any]) -> Any:
         """A consumer of the class that this mode has; raises ConfigurationError for options that can't work."""
         ranges = kind is RangesArguments
         options = checked("Marshal.ranges" if ranges else "Marshal.consumer", kind, given)
@@ -576,7 +585,8 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
         found = ConsumerOptions.of(names, options, self.group_id, mode, ranges=ranges)
         if ranges:
             found = replace(found, committed=checked_isolation({**self.config, **found.config}))
-        return self._open_consumer(kinds[type(mode)], found)
+        module, name = (_OF_RANGES if ranges else _OF_MESSAGES)[type(mode)]
+        return self._open_consumer(getattr(import_module(f"kafka_marshal.client.{module}"), name), found)
 
     def _open_consumer(self, kind: Callable[[Marshal, Driver, ConsumerOptions], M], options: ConsumerOptions) -> M:
         """A consumer, made on a thread of the library; it ends if it does not reach the caller."""

@@ -17,7 +17,6 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, Self, TypedDict, TypeVar, get_args
 
 from kafka_marshal import arguments
-from kafka_marshal.checkpoints import CheckpointPolicy
 from kafka_marshal.client.modes import MODES, Batches, Claims, Group, Keys, Mode, Transactions
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Balanced
@@ -36,6 +35,9 @@ from kafka_marshal.guard import report
 from kafka_marshal.logs import log
 from kafka_marshal.topic_names import DEFAULT_TOPIC, is_topic_name, snapshots_topic
 from kafka_marshal.types import Delivery, Start, WhenStuck
+
+if TYPE_CHECKING:
+    from kafka_marshal.checkpoints import CheckpointPolicy
 
 F = TypeVar("F")
 T = TypeVar("T")
@@ -116,6 +118,8 @@ def _seconds_or_none(name: str, value: object) -> object:
 
 def _checkpoints(name: str, value: object) -> object:
     if value is not None:
+        from kafka_marshal.checkpoints import CheckpointPolicy  # not for a worker without
+
         arguments.an_instance(name, value, CheckpointPolicy, "a CheckpointPolicy, such as CheckpointPolicy()")
     return value
 

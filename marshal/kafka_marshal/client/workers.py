@@ -334,7 +334,6 @@ class Tasks:
 
     async def _handle_on(self, longest: bool) -> None:
         tries, now_ms, in_a_row = self._tries, self._tries.runtime.now_ms, 0
-        task = cast("asyncio.Task[None]", asyncio.current_task())  # once: it costs a call of the system
         while True:
             lane = self._ready.take(longest)
             if lane is None:
@@ -348,7 +347,7 @@ class Tasks:
                 attempt = tries.begin(lane, began)
                 if attempt is None:
                     continue
-                if await self._handle(task, lane, attempt, began):
+                if await self._handle(lane, attempt, began):
                     self._ready.put(lane)  # this task takes the next one, so no other must be woken
             except BaseException as error:  # noqa: BLE001 - what follows a handler ends the run
                 tries.broken(lane, turn + 1, error)
@@ -357,11 +356,11 @@ class Tasks:
                 in_a_row = 0
                 await asyncio.sleep(0)
 
-    async def _handle(self, task: asyncio.Task[None], lane: Lane, attempt: Attempt, began: float) -> bool:
+    async def _handle(self, lane: Lane, attempt: Attempt, began: float) -> bool:
         """Call the handler, and deal with its result; whether the lane is ready again."""
-        tries, options = self._tries, self._tries.options
+        tries, options, task = self._tries, self._tries.options, asyncio.current_task()
         handle, deserialize, message = cast("Any", options.handle), options.deserialize, attempt.message
-        self._running[lane] = task
+        self._running[lane] = cast("asyncio.Task[None]", task)
         try:
             result = await handle(message if deserialize is None else deserialized(deserialize, message))
             if result is not None:
@@ -373,7 +372,7 @@ class Tasks:
                     tries.given_back(lane)
                     return False
                 error = self._named(error)
-            elif task.cancelling() == 0:
+            elif task is not None and task.cancelling() == 0:
                 error = cancelled(error)
             tries.failed(lane, attempt, began, error)
             return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import uuid
 
 from kafka_marshal import arguments
 from kafka_marshal.errors import ConfigurationError
@@ -20,7 +19,7 @@ MOST_START_S = 3_600.0
 def new_client_id() -> str:
     """The default client_id: readable, and unique. It can't be taken over after a restart (C7)."""
     host = "".join(c if c.isalnum() or c in "-._" else "-" for c in socket.gethostname())[:60]
-    return f"{host or 'host'}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    return f"{host or 'host'}-{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def check_bootstrap(bootstrap_servers: str) -> None:

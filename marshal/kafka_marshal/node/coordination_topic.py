@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import uuid
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from shlex import quote
@@ -186,7 +186,7 @@ def _first_records(ends: Mapping[int, int]) -> list[tuple[int, Record]]:
 
     An existing topic keeps its level: members of older releases may be working on it.
     """
-    name = f"init-{uuid.uuid4().hex[:12]}"
+    name = f"init-{os.urandom(6).hex()}"
     is_new = all(end <= 2 for end in ends.values())
     records: list[tuple[int, Record]] = []
     for cp, end in ends.items():

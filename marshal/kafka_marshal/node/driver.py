@@ -12,10 +12,9 @@ import os
 from collections.abc import Callable
 from itertools import count
 from random import Random
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kafka_marshal.engine.engine import Engine
-from kafka_marshal.engine.recording import EngineRecorder
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
 from kafka_marshal.instance import release
@@ -35,6 +34,9 @@ from kafka_marshal.ports import Cluster, FaultKind, TailBatch
 from kafka_marshal.runtime import Condition, Thread, is_ours
 from rationalizer import Outcome, ReleaseGroup
 from rationalizer.log_hash import LogHash
+
+if TYPE_CHECKING:
+    from kafka_marshal.engine.recording import EngineRecorder
 
 T = TypeVar("T")
 
@@ -341,6 +343,8 @@ def record(engine: Engine, rng: Random) -> EngineRecorder | None:
     """Write down this engine's run, if the environment says where; None: it does not."""
     if not (path := os.environ.get(RECORD)):
         return None
+    from kafka_marshal.engine.recording import EngineRecorder  # not for a worker that records nothing
+
     file = RecordFile(path)
 
     def failed(error: Exception) -> None:

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from math import ceil, inf
 from random import Random
-from statistics import median
 from typing import Final, NamedTuple, Protocol
 
 from kafka_marshal.engine.settings import SharingOptions
@@ -136,7 +135,9 @@ class Pace:
     @property
     def speed(self) -> Speed:
         """The figures."""
-        return Speed(self._rate, self.max_messages, self._batch_ms, median(self._answers))
+        ordered, half = sorted(self._answers), len(self._answers) // 2
+        median = (ordered[half] + ordered[~half]) / 2  # `statistics` takes long to import
+        return Speed(self._rate, self.max_messages, self._batch_ms, median)
 
 
 #: While nothing succeeds here: after this time (ms) more is taken of a partition of which this member has messages, up

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from heapq import heappush, heapreplace
 from math import inf
 from operator import length_hint
 from typing import Any, NamedTuple, Protocol
@@ -73,9 +72,6 @@ class SpaceSaving:
         self._counters = counters
         #: Key → amount, and how much of that may be of other keys.
         self._amounts: dict[bytes | str, list[float]] = {}
-        #: A heap of (amount, in the order of their coming, key); amounts may have grown since.
-        self._least: list[tuple[float, int, bytes | str]] = []
-        self._came = 0
         #: All that was counted.
         self.total: float = 0.0
 
@@ -85,19 +81,12 @@ class SpaceSaving:
         found = self._amounts.get(key)
         if found is not None:
             found[0] += amount
-            return
-        self._came += 1
-        if len(self._amounts) < self._counters:
+        elif len(self._amounts) < self._counters:
             self._amounts[key] = [amount, 0.0]
-            heappush(self._least, (amount, self._came, key))
-            return
-        least, came, smallest = self._least[0]
-        while (grown := self._amounts[smallest][0]) != least:
-            heapreplace(self._least, (grown, came, smallest))
-            least, came, smallest = self._least[0]
-        del self._amounts[smallest]
-        self._amounts[key] = [least + amount, least]
-        heapreplace(self._least, (least + amount, self._came, key))
+        else:
+            smallest = min(self._amounts, key=lambda each: self._amounts[each][0])
+            least = self._amounts.pop(smallest)[0]
+            self._amounts[key] = [least + amount, least]
 
     def largest(self) -> tuple[bytes | str, float] | None:
         """The key of which most is certain, and how much; None: nothing was counted."""
