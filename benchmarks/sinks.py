@@ -3,8 +3,9 @@
     python -m benchmarks.sinks [--records N] [--rounds N] [--json FILE]
 
 Rows of 100-byte values of one partition, in batches of 500 whose messages belong to two shares of its keys, one writer
-each, and one by one. Plain: the same rows in transactions of the same size, with executemany or COPY. A separate
-PostgreSQL, as it is by default (it waits for the disk), and without waiting; interleaved, medians.
+each, and one by one; and of a whole partition in order (``transaction``), one writer. Plain: the same rows by as many
+writers, in transactions of the same size, with executemany or COPY. A separate PostgreSQL, as it is by default (it
+waits for the disk), and without waiting; interleaved, medians.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ SHARES = 2
 #: One by one: this much fewer.
 SINGLE_SHARE = 20
 VALUE = b"x" * 100
-TARGET = 0.6
+#: executemany, COPY, one by one.
+TARGETS = (0.8, 0.6, 0.5)
+TARGET_SQLITE = 0.5
+IN_ORDER = f"in order, batches of {BATCH}"
 
 TABLE = "CREATE TABLE IF NOT EXISTS results (part integer, off bigint, value {blob})"
 COPY = "COPY results (part, off, value) FROM STDIN"
@@ -70,11 +74,11 @@ Batches = Sequence[Messages]
 Write = Callable[[Any, Messages], None]
 
 
-def shared(records: int, size: int) -> list[tuple[SharedEpoch, Batches]]:
+def shared(records: int, size: int, shares: int = SHARES) -> list[tuple[SharedEpoch, Batches]]:
     """The batches of each share of the keys, with its token."""
     found: list[tuple[SharedEpoch, Batches]] = []
-    for number in range(SHARES):
-        lo, hi = key_range(number, SHARES)
+    for number in range(shares):
+        lo, hi = key_range(number, shares)
         of_it = [each for each in map(Sent, range(records)) if lo <= key_hash(each.key(), each.offset()) <= hi]
         batches = [of_it[at : at + size] for at in range(0, len(of_it), size)]
         found.append((SharedEpoch(7, lo, hi), batches))
@@ -165,13 +169,27 @@ def fenced(make: Callable[[], FencedSink[Any]], records: int, size: int, how: Wr
         return together([partial(writer, *share) for share in shared(records, size)])
 
 
-def plain(make: Callable[[], Any], records: int, size: int, how: Write) -> float:
+def in_order(make: Callable[[], FencedSink[Any]], records: int, size: int, how: Write) -> float:
+    """Through transaction(), by one writer."""
+    with make() as sink:
+        group = f"g{perf_counter()}"
+
+        def writer(batches: Batches) -> None:
+            for batch in batches:
+                with sink.transaction(group, [("bench", 0, 7, batch[-1].offset())]) as tx:
+                    last = tx.last_offset("bench", 0)
+                    how(tx, [each for each in batch if each.offset() > last])
+
+        return together([partial(writer, shared(records, size, 1)[0][1])])
+
+
+def plain(make: Callable[[], Any], records: int, size: int, how: Write, shares: int = SHARES) -> float:
     def writer(batches: Batches) -> None:
         with make() as write:
             for batch in batches:
                 write(batch, how)
 
-    return together([partial(writer, batches) for _, batches in shared(records, size)])
+    return together([partial(writer, batches) for _, batches in shared(records, size, shares)])
 
 
 def measure(args: argparse.Namespace, folder: Path) -> list[Row]:
@@ -189,23 +207,29 @@ def measure(args: argparse.Namespace, folder: Path) -> list[Row]:
         cases: list[tuple[str, Any, Any, int, Write, float | None]] = []
         for what, where in (("PostgreSQL", dsn), ("PostgreSQL, no wait for the disk", free)):
             ours, theirs = partial(PostgresSink, where), partial(plain_postgres, where)
-            target = TARGET if where == dsn else None
+            targets = TARGETS if where == dsn else (None, None, None)
             cases += [
-                (f"{what}: batches of {BATCH}, executemany", ours, theirs, BATCH, insert, target),
-                (f"{what}: batches of {BATCH}, COPY", ours, theirs, BATCH, copied, None),
-                (f"{what}: one by one", ours, theirs, 1, insert, None),
+                (f"{what}: batches of {BATCH}, executemany", ours, theirs, BATCH, insert, targets[0]),
+                (f"{what}: batches of {BATCH}, COPY", ours, theirs, BATCH, copied, targets[1]),
+                (f"{what}: one by one", ours, theirs, 1, insert, targets[2]),
+                (f"{what}: {IN_ORDER}, executemany", ours, theirs, BATCH, insert, None),
+                (f"{what}: {IN_ORDER}, COPY", ours, theirs, BATCH, copied, None),
             ]
         on_file = partial(SqliteSink, path), partial(plain_sqlite, path)
         cases += [
-            (f"SQLite: batches of {BATCH}, executemany", *on_file, BATCH, many(sqlite_insert), None),
+            (f"SQLite: batches of {BATCH}, executemany", *on_file, BATCH, many(sqlite_insert), TARGET_SQLITE),
+            (f"SQLite: {IN_ORDER}, executemany", *on_file, BATCH, many(sqlite_insert), None),
             ("SQLite: one by one", *on_file, 1, many(sqlite_insert), None),
         ]
         for name, ours, theirs, size, how, target in cases:
             records = args.records if size > 1 else args.records // SINGLE_SHARE
-            runs = partial(fenced, ours, records, size, how), partial(plain, theirs, records, size, how)
+            with_sink, shares = (in_order, 1) if IN_ORDER in name else (fenced, SHARES)
+            runs = partial(with_sink, ours, records, size, how), partial(plain, theirs, records, size, how, shares)
             times = in_turns(args.rounds, *runs)
+            ratios = [y / x for x, y in times]
             with_it, without = (records / median(column) for column in zip(*times, strict=True))
-            found.append(Row(name, with_it, without, median(y / x for x, y in times), target, "rows/s"))
+            spread = min(ratios), max(ratios)
+            found.append(Row(name, with_it, without, median(ratios), target, "rows/s", spread=spread))
     return found
 
 

@@ -30,19 +30,6 @@ def test_space_saving_finds_what_is_above_a_32nd_and_overstates_nothing() -> Non
     assert 0.6 * true[b"hot"] < largest[1] <= true[b"hot"]
 
 
-def test_a_new_key_takes_the_place_of_the_first_of_the_smallest() -> None:
-    rng, counts, plain = Random(2), SpaceSaving(5), dict[bytes, list[float]]()
-    for _ in range(5_000):
-        key, amount = b"%d" % min(50, int(rng.paretovariate(0.5))), float(rng.randrange(4))
-        counts.add(key, amount)
-        if key in plain:
-            plain[key][0] += amount
-            continue
-        least = 0.0 if len(plain) < 5 else plain.pop(min(plain, key=lambda each: plain[each][0]))[0]
-        plain[key] = [least + amount, least]
-        assert list(counts._amounts.items()) == list(plain.items())
-
-
 def of(load: float, others: float = 2.0) -> HotKeys:
     """A window in which a key keeps a handler busy for this part of the time, and others several."""
     hot, now = HotKeys(Lock()), 0.0

@@ -5,11 +5,12 @@ from __future__ import annotations
 from tests.mutants.mutation import Mutation
 
 _CUT = "cut += [(first, lo - 1, before), (max(first, lo), min(last, hi), epoch), (hi + 1, last, before)]"
-_INSERTED = "inserted, found = self._run_all("
+_INSERTED = "inserted, intervals, row = self._run_all("
 #: What is stored is read before the insert, and again in vain.
 _EARLY = (
-    "early = self._run(_COVERING, (2**62, *self._of, -1, *self._of)).fetchall(); "
-    "inserted, found = (lambda *both: (self._run_all(*both)[0], early))("
+    "early = [self._run(_COVERING, (*self._of, -1, *self._of, -1, 2**62)).fetchall(), "
+    "self._run(ROW, self._of).fetchall()]; "
+    "inserted, intervals, row = (lambda *three: (self._run_all(*three)[0], *early))("
 )
 _STABLE = "known = besides if is_free and of.is_newest(fences) else ()"
 
@@ -150,6 +151,27 @@ SINKS: tuple[Mutation, ...] = (
         "done = {x for x in new if x <= below or any(begin < x <= end for begin, end in intervals)}",
         "done = {x for x in new if x <= below or any(begin < x < end for begin, end in intervals)}",
         "F3",
+    ),
+    Mutation(
+        "an offset that another writer has stored is taken for new again and again",
+        "_admitted",
+        "are_new = False",
+        "pass",
+        "F3",
+    ),
+    Mutation(
+        "what lies in an interval is new where one writes at a time",
+        "SerialDoneRecords.add",
+        "new = [x for x in offsets if x > last and not ((at := bisect_right(firsts, x)) and x <= done[at - 1][1])]",
+        "new = [x for x in offsets if x > last and not (bisect_right(firsts, x) and x in firsts)]",
+        "F3",
+    ),
+    Mutation(
+        "what was set aside stays stored where one writes at a time",
+        "SerialDoneRecords.take_out",
+        "self._add(sorted(added - offsets))",
+        "self._add(sorted(added))",
+        "U15",
     ),
     Mutation(
         "intervals overlap",

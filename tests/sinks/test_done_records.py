@@ -384,6 +384,20 @@ def test_offsets_that_never_come_are_left_behind_by_what_is_stable(kind: Kind, m
         assert tx.is_done
 
 
+def test_what_another_writer_has_stored_is_found_by_one_that_found_all_new_before(kind: Kind) -> None:
+    ours, theirs = kind.sink(), kind.sink()
+    for offset in (1, 2):
+        assert handle(kind, ours, offset)
+    for offset in (4, 6, 7):
+        assert handle(kind, theirs, offset)
+    with ours.records([message(x) for x in range(4, 9)], group_id="group", epoch=7, kind="claimed") as tx:
+        assert [each.offset() for each in tx.new] == [5, 8]
+    assert not handle(kind, ours, 6)
+    assert handle(kind, ours, 9)
+    assert not handle(kind, theirs, 8)
+    assert ours.progress("group")[T0].ranges == ((1, 2), (4, 9))
+
+
 def test_a_merge_is_a_few_statements_whatever_there_is_to_merge(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Members that share a partition by key leave intervals of one or two offsets."""
     sink, statements = kind.sink(), list[str]()
@@ -400,7 +414,7 @@ def test_a_merge_is_a_few_statements_whatever_there_is_to_merge(kind: Kind, monk
     monkeypatch.setattr(sink, "_run", counted)
     handle(kind, sink, 1_000, epoch=8)
     assert intervals(kind) == [*((at, at + 1) for at in range(1, 300, 3)), (1_000, 1_000)]
-    assert len(statements) < 12
+    assert len(statements) < 16
 
 
 def test_an_interval_around_what_is_stable_is_kept(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:

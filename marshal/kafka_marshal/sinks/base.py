@@ -64,6 +64,7 @@ from kafka_marshal.sinks.database import (
     NotEnteredError,
     RollBackError,
     SinkWork,
+    StoredError,
     Unmerged,
 )
 from kafka_marshal.types import Key
@@ -268,9 +269,8 @@ class FencedSink(Dialect[Connection]):
         rows = self._rows_of(of.group_id)
         written = self._pool.written(rows, of.key)
         self._tidy(of, written)
-        with suppress(RollBackError), self._admitted(of, written) as work:
+        with suppress(RollBackError), self._admitted(of, written) as (work, new):
             done = self._done(work.connection, rows, of.key)
-            new = done.add(of.offsets)
             tx = RecordTransaction(work.connection, [message for message, _ in of.messages], of.first_of_each(new))
             work.stage = "write"
             yield tx
@@ -278,7 +278,7 @@ class FencedSink(Dialect[Connection]):
             self._check_still_open(work.connection)
             tx._check(of.is_single)
             if aside := new & of.aside():
-                done.take_out(aside)
+                done.take_out(aside, new)
                 new -= aside
             of.require_held()
         if new:
@@ -286,27 +286,43 @@ class FencedSink(Dialect[Connection]):
                 written.offsets.extend(new)
 
     @contextmanager
-    def _admitted(self, of: Records, written: Unmerged) -> Iterator[SinkWork[Connection]]:
-        """A transaction in which the keys of all messages have our epochs; they are entered before it if need be."""
-        rows = self._rows_of(of.group_id)
-        for _ in range(_ENTRIES):
+    def _admitted(self, of: Records, written: Unmerged) -> Iterator[tuple[SinkWork[Connection], set[int]]]:
+        """A transaction in which the keys of all messages have our epochs; they are entered before it if need be.
+
+        With the offsets that were not done, and now are.
+        """
+        rows, are_new = self._rows_of(of.group_id), written.are_new
+        for _ in range(_ENTRIES + are_new):
             entries = written.entries
             try:
-                with self._work() as work:
+                with self._work(begins=False) as work:
                     work.stage = "fence"
-                    self._pool.require(DONE, self._name())
-                    stored = self._row(work.connection, rows, of.key, "shared")
+                    self._pool.require(DONE, self)
+                    new, stored = self._added(work.connection, of, are_new)
+                    # Only now, to be in one round trip: what it has added is rolled back.
                     if stored is None or not of.may_write(self._fences(work.connection, rows, of.key, stored.epoch)):
                         raise NotEnteredError
-                    yield work
+                    written.are_new = len(new) == len(of.offsets)
+                    yield work, new
                     return
             except NotEnteredError:
                 self._enter(of, written, entries)
+            except StoredError:
+                are_new = False
         raise SinkError(
             f"{self._name()}: another program changed what is stored of {of.key[0]} [{of.key[1]}] (forget()? "
             f"convert()?) at this moment. {NOTHING_WRITTEN}. Try again.",
             retry=True,
         )
+
+    def _added(self, connection: Connection, of: Records, are_new: bool) -> tuple[set[int], Written | None]:
+        """Begin a transaction of records: the offsets that were not done, and the partition's row."""
+        rows = self._rows_of(of.group_id)
+        run, begin = partial(self._run, connection), partial(self._shared, connection, rows, of.key)
+        try:
+            return self._records(run, begin, self._lists, rows, of.key).add(of.offsets, are_new=are_new)
+        except self._there_error as error:
+            raise StoredError from error
 
     def _enter(self, of: Records, written: Unmerged, entries: int) -> None:
         """Store the epochs where older ones are, after transactions that run; and merge.
@@ -387,7 +403,7 @@ class FencedSink(Dialect[Connection]):
     def _stored_with_fences(
         self, connection: Connection, group_id: str
     ) -> tuple[dict[Key, Written], dict[Key, list[Fence]]]:
-        self._pool.require(FENCES, self._name())
+        self._pool.require(FENCES, self)
         stored: dict[Key, Written] = {}
         fences: dict[Key, list[Fence]] = {}
         for topic, partition, last, epoch, *fence in self._run(connection, _STORED_WITH_FENCES, (group_id,)).fetchall():
@@ -441,7 +457,7 @@ class FencedSink(Dialect[Connection]):
                 if key not in positions:
                     continue
                 if aside.get(key):
-                    self._pool.require(DONE, self._name())
+                    self._pool.require(DONE, self)
                 done = self._done(work.connection, group_id, key)
                 if self._pool.has(DONE):
                     done.rewind(stored.last_offset, positions[key], aside.get(key, ()))
@@ -540,7 +556,7 @@ class FencedSink(Dialect[Connection]):
         """Of one partition, whose gate we have. epoch: as its row has it."""
         if epoch != SPLIT:
             return all_keys(epoch)
-        self._pool.require(FENCES, self._name())
+        self._pool.require(FENCES, self)
         found = tuple((lo, hi, each) for lo, hi, each in self._run(connection, _FENCES, (group_id, *key)).fetchall())
         if not covers_all(found):
             raise SinkError(
@@ -556,7 +572,7 @@ class FencedSink(Dialect[Connection]):
         if epoch == SPLIT:
             self._run(connection, _DROP_FENCES, (group_id, *key))
         if len(fences) > 1:
-            self._pool.require(FENCES, self._name())
+            self._pool.require(FENCES, self)
             for fence in fences:
                 self._run(connection, _ADD_FENCE, (group_id, *key, *fence))
         now = fences[0][2] if len(fences) == 1 else SPLIT
@@ -596,4 +612,4 @@ class FencedSink(Dialect[Connection]):
 
     def _done(self, connection: Connection, group_id: str, key: Key) -> DoneRecords:
         run, run_all = partial(self._run, connection), partial(self._run_all, connection)
-        return DoneRecords(run, run_all, self._lists, group_id, key)
+        return self._records(run, run_all, self._lists, group_id, key)

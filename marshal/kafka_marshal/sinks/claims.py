@@ -385,13 +385,15 @@ class Records:
         if self.batch is not None:
             self.batch.require()
 
-    @property
+    @cached_property
     def offsets(self) -> list[int]:
         """Ascending, each once."""
         return sorted({message.offset() for message, _ in self.messages})
 
     def first_of_each(self, offsets: Collection[int]) -> list[Message]:
         """The messages with these offsets, each once, in the caller's order."""
+        if len(offsets) == len(self.messages):
+            return [message for message, _ in self.messages]
         found = {message.offset(): message for message, _ in reversed(self.messages) if message.offset() in offsets}
         return list(reversed(found.values()))
 

@@ -82,6 +82,9 @@ Lock = Literal["shared", "exclusive", "free", "merging"]
 
 Connection = TypeVar("Connection")
 
+#: SQL, with ? for each parameter.
+Statement = tuple[str, Sequence[Any]]
+
 #: The step at which the database refused: "open", "begin", "fence", "write", "store" or "commit".
 Stage = str
 
@@ -103,6 +106,10 @@ class RollBackError(Exception):
 
 class NotEnteredError(RollBackError):
     """The writer's epoch has to be entered first."""
+
+
+class StoredError(RollBackError):
+    """An offset that was taken for new is stored."""
 
 
 @dataclass(slots=True)
@@ -161,13 +168,13 @@ class _Pool(Generic[Connection]):
         """Whether a table is there: a user without the right to make it may have an older database."""
         return self._missing is not None and table not in self._missing
 
-    def require(self, table: Table, name: str) -> None:
-        """Raise SinkError if a table is not there. name: of the sink, for people."""
+    def require(self, table: Table, sink: Dialect[Connection]) -> None:
+        """Raise SinkError if a table is not there."""
         if self.has(table):
             return
         self._wanted.add(table)
         raise SinkError(
-            f"{name}: there is no table {table.name}, which {table.needed_for}, and this user may not make it. "
+            f"{sink._name()}: there is no table {table.name}, which {table.needed_for}, and this user may not make it. "
             f"{NOTHING_WRITTEN}. Grant it the right to create tables; or make the table yourself, and grant it SELECT, "
             f"INSERT, UPDATE and DELETE there: {table.made_by}"
         )
@@ -206,6 +213,8 @@ class Dialect(ABC, Generic[Connection]):
 
     #: The base of the driver's errors.
     _driver_error: type[Exception]
+    #: The driver's error of a row that is there already.
+    _there_error: type[Exception]
     #: How the driver marks a parameter in a statement.
     _mark: str
 
@@ -223,7 +232,7 @@ class Dialect(ABC, Generic[Connection]):
         cursor: Any = connection.cursor()  # type: ignore[attr-defined]
         return cursor.execute(sql.replace("?", self._mark), parameters)
 
-    def _run_all(self, connection: Connection, *statements: tuple[str, Sequence[Any]]) -> list[list[tuple[Any, ...]]]:
+    def _run_all(self, connection: Connection, *statements: Statement) -> list[list[tuple[Any, ...]]]:
         """Run these in order, each after what was committed before it; the rows of each."""
         return [self._run(connection, sql, parameters).fetchall() for sql, parameters in statements]
 
@@ -235,10 +244,13 @@ class Dialect(ABC, Generic[Connection]):
     # Work.
 
     @contextmanager
-    def _work(self, group_id: str = "", rows: Sequence[Key] = ()) -> Iterator[SinkWork[Connection]]:
+    def _work(
+        self, group_id: str = "", rows: Sequence[Key] = (), *, begins: bool = True
+    ) -> Iterator[SinkWork[Connection]]:
         """One transaction on its own connection. An error of the database is explained by the stage it was at.
 
-        rows: what it locks first, made before it begins if a transaction can't both make and lock them.
+        rows: what it locks first, made before it begins if a transaction can't both make and lock them. begins: else
+        ``_shared`` begins it, in its first round trip.
         """
         try:
             work = SinkWork(self._pool.take(self))
@@ -247,7 +259,7 @@ class Dialect(ABC, Generic[Connection]):
         well = False
         try:
             self._make_rows(work.connection, group_id, rows)
-            with self._scope(work.connection):
+            with self._scope(work.connection, begins):
                 work.stage = "write"
                 yield work
                 work.stage = "commit"
@@ -280,8 +292,8 @@ class Dialect(ABC, Generic[Connection]):
         """
 
     @abstractmethod
-    def _scope(self, connection: Connection) -> AbstractContextManager[object]:
-        """A transaction: committed at the end of the block, rolled back on an exception."""
+    def _scope(self, connection: Connection, begins: bool = True) -> AbstractContextManager[object]:
+        """A transaction: committed at the end of the block, rolled back on an exception. begins: of ``_work``."""
 
     def _make_rows(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> None:
         """Make these rows where absent, before a transaction that locks them."""
@@ -292,9 +304,19 @@ class Dialect(ABC, Generic[Connection]):
 
     @abstractmethod
     def _row(self, connection: Connection, group_id: str, key: Key, lock: Lock) -> Written | None:
-        """What one row holds, locked like that; None: it is absent, or locked by another (free, merging)."""
+        """What one row holds, locked like that (not shared); None: it is absent, or locked by another."""
+
+    def _shared(
+        self, connection: Connection, group_id: str, key: Key, *statements: Statement
+    ) -> list[list[tuple[Any, ...]]]:
+        """Begin a transaction of records with these statements, behind its gate; the rows of each.
+
+        The last one is for the partition's row.
+        """
+        return self._run_all(connection, *statements)
 
     _lists: Lists
+    _records: type[DoneRecords]
 
     @abstractmethod
     def _check_still_open(self, connection: Connection) -> None:
@@ -353,22 +375,24 @@ PATIENCE: Final = 9
 _OURS = "group_id = ? AND topic = ? AND partition = ?"
 #: In ascending order: so writers of the same offsets wait for each other, and never in a circle.
 _INSERT = (
-    "INSERT INTO kafka_marshal_done SELECT ?, ?, ?, one.value, one.value FROM OFFSETS WHERE true "
-    "ORDER BY one.value ON CONFLICT DO NOTHING RETURNING first_offset"
+    "INSERT INTO kafka_marshal_done SELECT ?, ?, ?, one.value, one.value FROM OFFSETS WHERE true ORDER BY one.value"
 )
+_INSERT_ONE = "INSERT INTO kafka_marshal_done VALUES (?, ?, ?, ?, ?)"
+#: Half of an insertion's time: left out if everything is new, as long as that is so.
+_UNLESS_THERE = " ON CONFLICT DO NOTHING RETURNING first_offset"
 #: The interval that begins before this offset. Not max(): without statistics of the table PostgreSQL reads all earlier
 #: rows for that.
 _BEFORE = (
     "SELECT first_offset FROM kafka_marshal_done WHERE OURS AND first_offset < ? ORDER BY first_offset DESC LIMIT 1"
 )
-#: The last offset of the partition, and intervals of several offsets between these two, from the one before them on.
+#: The interval before an offset, and those from this offset on to another.
 _COVERING = (
-    "SELECT p.last_offset, d.first_offset, d.last_offset FROM kafka_marshal_progress p "
-    "LEFT JOIN kafka_marshal_done d ON d.group_id = p.group_id AND d.topic = p.topic AND d.partition = p.partition "
-    "AND d.first_offset <= ? AND d.last_offset > d.first_offset AND d.first_offset >= coalesce("
-    "(BEFORE), -1) "
-    "WHERE p.group_id = ? AND p.topic = ? AND p.partition = ?"
+    "SELECT * FROM (SELECT first_offset, last_offset FROM kafka_marshal_done WHERE OURS AND first_offset < ? "
+    "ORDER BY first_offset DESC LIMIT 1) AS one UNION ALL SELECT first_offset, last_offset FROM kafka_marshal_done "
+    "WHERE OURS AND first_offset >= ? AND first_offset <= ?"
 )
+#: Those of several offsets.
+_SEVERAL = " AND last_offset > first_offset"
 #: From the interval on that begins before this offset.
 _FROM = (
     "SELECT first_offset, last_offset FROM kafka_marshal_done WHERE OURS AND first_offset >= coalesce("
@@ -414,27 +438,37 @@ class DoneRecords:
         sql = sql.replace("BEFORE", _BEFORE).replace("OURS", _OURS).replace("OFFSETS", self._lists.offsets)
         return sql.replace("INTERVALS", self._lists.intervals)
 
-    def add(self, offsets: list[int]) -> set[int]:
-        """Store ascending offsets as done; returns those that were not. Waits for others that store the same."""
-        # Rows may be merged into others while the insertion waits, so the second statement comes after it.
-        inserted, found = self._run_all(
-            (self._sql(_INSERT), (*self._of, json.dumps(offsets))),
-            (self._sql(_COVERING), (offsets[-1], *self._of, offsets[0], *self._of)),
+    def add(self, offsets: list[int], *, are_new: bool = False) -> tuple[set[int], Written | None]:
+        """Store ascending offsets as done; those that were not, and the partition's row, if there is one.
+
+        It waits for others that store the same.
+
+        are_new: probably all of them; the driver's error of a row that is there already if one is not.
+        """
+        insert, values = (_INSERT, [json.dumps(offsets)]) if len(offsets) > 1 else (_INSERT_ONE, offsets * 2)
+        # Rows may be merged into others while the insertion waits, so the others come after it. And intervals into the
+        # last offset between the two.
+        inserted, intervals, row = self._run_all(
+            (self._sql(insert if are_new else insert + _UNLESS_THERE), (*self._of, *values)),
+            (self._sql(_COVERING + _SEVERAL), (*self._of, offsets[0], *self._of, offsets[0], offsets[-1])),
+            (ROW, self._of),
         )
-        new = {offset for (offset,) in inserted}
-        below = found[0][0]
-        intervals = [(begin, end) for _, begin, end in found if begin is not None]
-        done = {x for x in new if x <= below or any(begin < x <= end for begin, end in intervals)}
+        new = set(offsets) if are_new else {offset for (offset,) in inserted}
+        stored = Written(*row[0]) if row else None
+        below = stored.last_offset if stored else -1
+        done: set[int] = set()
+        if below >= offsets[0] or any(end >= offsets[0] for _, end in intervals):
+            done = {x for x in new if x <= below or any(begin < x <= end for begin, end in intervals)}
         if done:  # intervals never overlap, even if the block commits by itself
             self._run(_DROP_SOME, (*self._of, json.dumps(sorted(done))))
-        return new - done
+        return new - done, stored
 
     def set_last_offset(self, offset: int) -> None:
         """Of the partition, whose row must be locked."""
         self._run(_SET_LAST_OFFSET, (offset, *self._of))
 
-    def take_out(self, offsets: Iterable[int]) -> None:
-        """Offsets that this transaction has added are not done after all."""
+    def take_out(self, offsets: set[int], added: set[int]) -> None:
+        """Some of the offsets that this transaction has added are not done after all."""
         self._run(_DROP_SOME, (*self._of, json.dumps(sorted(offsets))))
 
     def merge(self, last_offset: int, besides: Sequence[Interval] = (), since: int = -1) -> tuple[int, list[Interval]]:
@@ -495,6 +529,29 @@ class DoneRecords:
         self._run(_DROP, self._of)
 
 
+class SerialDoneRecords(DoneRecords):
+    """The same in a database where no other transaction runs meanwhile: neighbours are one interval from the start."""
+
+    def add(self, offsets: list[int], *, are_new: bool = False) -> tuple[set[int], Written | None]:
+        """Store ascending offsets as done; those that were not, and the partition's row, if there is one."""
+        between = (*self._of, offsets[0], *self._of, offsets[0], offsets[-1])
+        found, row = self._run_all((self._sql(_COVERING), between), (ROW, self._of))
+        stored = Written(*row[0]) if row else None
+        last, done = interval_merged(stored.last_offset if stored else -1, found)
+        firsts = [first for first, _ in done]
+        new = [x for x in offsets if x > last and not ((at := bisect_right(firsts, x)) and x <= done[at - 1][1])]
+        self._add(new)
+        return set(new), stored
+
+    def take_out(self, offsets: set[int], added: set[int]) -> None:
+        """Some of the offsets that this transaction has added are not done after all."""
+        super().take_out(added, added)
+        self._add(sorted(added - offsets))
+
+    def _add(self, offsets: list[int]) -> None:
+        self._run(_ADD, (*self._of, json.dumps(interval_merged(-2, [(x, x) for x in offsets])[1])))
+
+
 @dataclass(slots=True)
 class Unmerged:
     """What this process has written of a partition since it last merged."""
@@ -506,6 +563,8 @@ class Unmerged:
     entered: tuple[Fence, ...] = ()
     entries: int = 0
     offsets: list[int] = field(default_factory=list)
+    #: The last transaction found none of its offsets stored.
+    are_new: bool = False
     #: Everything up to here is done in the group: the highest offset that a writer with these tokens has named.
     stable: int = -1
     #: Merges in a row that had to leave out what is stable.

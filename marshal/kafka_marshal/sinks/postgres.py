@@ -14,7 +14,18 @@ from kafka_marshal import arguments
 from kafka_marshal.errors import SinkError
 from kafka_marshal.sinks.base import FencedSink, Written
 from kafka_marshal.sinks.claims import NOTHING_WRITTEN
-from kafka_marshal.sinks.database import PROGRESS, ROW, TABLES, Lists, Lock, Table, ended_early, wrong_shape
+from kafka_marshal.sinks.database import (
+    PROGRESS,
+    ROW,
+    TABLES,
+    DoneRecords,
+    Lists,
+    Lock,
+    Statement,
+    Table,
+    ended_early,
+    wrong_shape,
+)
 from kafka_marshal.types import Key
 
 if TYPE_CHECKING:
@@ -86,6 +97,7 @@ class PostgresSink(FencedSink["Connection"]):
     """
 
     _mark = "%s"
+    _records = DoneRecords
     _lists = Lists(
         "(SELECT value::text::bigint FROM json_array_elements(?::json)) AS one",
         "(SELECT (value ->> 0)::bigint AS value, (value ->> 1)::bigint AS last FROM json_array_elements(?::json)) "
@@ -113,7 +125,7 @@ class PostgresSink(FencedSink["Connection"]):
                 "writing to PostgreSQL needs psycopg, which is not installed; nothing was written. "
                 "pip install 'kafka-marshal[postgres]'"
             ) from error
-        self._driver_error = psycopg.Error
+        self._driver_error, self._there_error = psycopg.Error, psycopg.errors.UniqueViolation
         self._dsn = dsn
         #: Rows that were there once: (group, (topic, partition)).
         self._known: set[tuple[str, Key]] = set()
@@ -203,11 +215,12 @@ class PostgresSink(FencedSink["Connection"]):
         return [name for name, _ in columns], [name for _, name in primary]
 
     @contextmanager
-    def _scope(self, connection: Connection) -> Iterator[None]:
+    def _scope(self, connection: Connection, begins: bool = True) -> Iterator[None]:
         from psycopg import Error
         from psycopg.pq import TransactionStatus
 
-        connection.execute(self._begin)
+        if begins:
+            connection.execute(self._begin)
         try:
             yield
             connection.execute("COMMIT")
@@ -239,7 +252,7 @@ class PostgresSink(FencedSink["Connection"]):
         local = [f"SET LOCAL {name} TO {value}" for name, value in settings.items()]
         return "; ".join(["BEGIN ISOLATION LEVEL READ COMMITTED", *local])
 
-    def _run_all(self, connection: Connection, *statements: tuple[str, Sequence[Any]]) -> list[list[tuple[Any, ...]]]:
+    def _run_all(self, connection: Connection, *statements: Statement) -> list[list[tuple[Any, ...]]]:
         from psycopg import ClientCursor
 
         # In one round trip. PostgreSQL takes a snapshot for each of them.
@@ -249,10 +262,11 @@ class PostgresSink(FencedSink["Connection"]):
             [x for _, each in statements for x in each],
         )
         found = []
-        for _ in statements:
-            found.append(cursor.fetchall() if cursor.description else [])
-            cursor.nextset()
-        return found
+        while True:
+            has_rows = cursor.pgresult and cursor.pgresult.nfields  # `description` would take longer
+            found.append(cursor.fetchall() if has_rows else [])
+            if not cursor.nextset():
+                return found
 
     def _make_rows(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> None:
         # Rows that are absent are made before any is locked, and committed at once: so all transactions take all
@@ -277,14 +291,22 @@ class PostgresSink(FencedSink["Connection"]):
         return stored
 
     def _row(self, connection: Connection, group_id: str, key: Key, lock: Lock) -> Written | None:
+        gate, clause = _LOCKS[lock]
+        statements: list[Statement] = [(gate, (_gate(group_id, key),))] if gate else []
+        *taken, found = self._run_all(connection, *statements, (ROW + clause, (group_id, *key)))
+        return None if not found or taken == [[(False,)]] else Written(*found[0])
+
+    def _shared(
+        self, connection: Connection, group_id: str, key: Key, *statements: Statement
+    ) -> list[list[tuple[Any, ...]]]:
         # No row lock for records: a stream of writers that share it keeps all others from it without an end. Advisory
         # locks are given in the order they were asked for. What their last holder did, the next statement sees.
-        gate, clause = _LOCKS[lock]
-        statements: list[tuple[str, Sequence[Any]]] = [(gate, (_gate(group_id, key),))] if gate else []
-        *taken, found = self._run_all(connection, *statements, (ROW + clause, (group_id, *key)))
-        if not found and lock == "shared":
+        gate, _ = _LOCKS["shared"]
+        first: list[Statement] = [(self._begin, ()), *([(gate, (_gate(group_id, key),))] if gate else [])]
+        found = self._run_all(connection, *first, *statements)[-len(statements) :]
+        if not found[-1]:
             self._known.discard((group_id, key))
-        return None if not found or taken == [[(False,)]] else Written(*found[0])
+        return found
 
     def _select_for_update(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Written]:
         rows = connection.execute(

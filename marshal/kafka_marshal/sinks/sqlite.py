@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kafka_marshal import arguments
 from kafka_marshal.sinks.base import FencedSink, Written
-from kafka_marshal.sinks.database import ROW, TABLES, Lists, Lock, Table, ended_early, wrong_shape
+from kafka_marshal.sinks.database import ROW, TABLES, Lists, Lock, SerialDoneRecords, Table, ended_early, wrong_shape
 from kafka_marshal.types import Key
 
 #: The beginning of SQLite's error name → (what it means, what to do, whether trying again makes sense).
@@ -45,6 +45,8 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
     """
 
     _driver_error = sqlite3.Error
+    _there_error = sqlite3.IntegrityError
+    _records = SerialDoneRecords
     _mark = "?"
     _lists = Lists(
         "json_each(?) AS one",
@@ -91,7 +93,7 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
         return frozenset()
 
     @contextmanager
-    def _scope(self, connection: sqlite3.Connection) -> Iterator[None]:
+    def _scope(self, connection: sqlite3.Connection, begins: bool = True) -> Iterator[None]:
         # What is done is done for the log, too: it has to survive a loss of power.
         connection.execute("PRAGMA synchronous = FULL")
         # At once for writing: a reader that turns writer later fails where two do so.
