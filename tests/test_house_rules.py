@@ -156,15 +156,15 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (3, 820),
     "checkpoints": (3, 590),
     "cli": (23, 7_740),
-    "client": (32, 10_910),
-    "engine": (58, 18_370),
+    "client": (32, 10_920),
+    "engine": (58, 18_360),
     "kafka_marshal": (14, 2_820),
     "metrics": (6, 1_580),
-    "node": (17, 4_470),
+    "node": (17, 4_480),
     "observe": (17, 5_900),
     "pipeline": (21, 8_060),
     "rationalizer": (42, 10_000),
-    "sinks": (7, 2_700),
+    "sinks": (7, 2_800),
     "snapshots": (5, 1_030),
     "testing": (38, 11_180),
     "ui": (10, 4_350),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (335, 103_200)
+MOST_OF_ALL = (335, 103_310)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
