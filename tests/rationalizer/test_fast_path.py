@@ -10,7 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgpack import ExtType, packb
 
-from rationalizer import BeatEntry, Heartbeat, HeartbeatBatch, ReleasingPartition, Tick, World, encode
+from rationalizer import (
+    BeatEntry,
+    ClaimingPartition,
+    Heartbeat,
+    HeartbeatBatch,
+    ReleasingPartition,
+    Tick,
+    World,
+    encode,
+)
+from rationalizer.leases import machine
+from rationalizer.leases.lease import Lease
+from rationalizer.plane import Pauses
 from tests.rationalizer.log import A1, A2, ADMIN, B1, COMPILED, HI, Log
 
 TOP = 2**63 - 1
@@ -252,3 +264,71 @@ def test_what_is_not_plain_goes_the_long_way(
         batch = HeartbeatBatch(*who, group, (BeatEntry("t", partition, epoch, done),))
         with pytest.raises(AssertionError, match="long way"):
             world.apply_many([(world.next_offset, 5, encode(batch))])
+
+
+#: Of lease g/t/0, and all of a Heartbeat but its last_offset: after a long run, a lease is known by these bytes.
+HEAD = encode(Heartbeat(*A1, "g", "t", 0, 2, 0))[:-1]
+LONG_RUN = [(0, HEAD + packb(-1))] * (machine._LONG_RUN + 1)
+OFFSETS = (
+    -1,
+    0,
+    5,
+    2**16 - 1,
+    2**16,
+    70_000,
+    70_001,
+    2**31,
+    2**32 - 1,
+    2**32,
+    0xCE << 32,
+    0xCE_0001_2345,
+    TOP,
+    TOP + 1,
+)
+LAST = [
+    *(form for offset in OFFSETS for form in _int_forms(offset)),
+    *ODD,
+    packb("four"),
+    packb([1] * 4),
+    b"\xce\x00\x01",
+]
+
+
+@pytest.mark.parametrize("last", LAST, ids=bytes.hex)
+def test_whatever_follows_known_bytes_ends_the_same_both_ways(last: bytes) -> None:
+    learned, again = HEAD + packb(70_000), HEAD + packb(70_002)
+    _compare([*LONG_RUN, (5, learned), (9, HEAD + last), (7, again)])
+    _compare([*LONG_RUN, (5, HEAD + last), (9, learned), (9, HEAD + last), (7, again)])
+
+
+def test_a_lease_is_not_known_by_bytes_that_end_within_its_epoch() -> None:
+    """Of nine bytes of an epoch and one of an offset, the last five could be an offset of four bytes."""
+    short, at_once = Log(), Log()
+    epoch = 2**32 + 0xCE00_0000
+    claim = encode(ClaimingPartition(*A1, "g", "t", 0, HI))
+    beats = [encode(Heartbeat(*A1, "g", "t", 0, epoch, 1))] * len(LONG_RUN)
+    fenced = encode(Heartbeat(*A1, "g", "t", 0, epoch + 1, 5))
+    log = [(epoch + n, 0, value) for n, value in enumerate([claim, *beats, fenced])]
+    for record in log:
+        short.world.apply(*record)
+    at_once.world.apply_many(log)
+    _same(short.world, at_once.world)
+    assert at_once.world.rejected == {"FENCED": 1}
+
+
+@pytest.mark.skipif(COMPILED, reason="a compiled method can't be replaced")
+def test_in_a_long_run_a_lease_is_known_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, judged = _prepared().world, list[bytes]()
+    judge = machine.LeasePlane._simple_beat
+
+    def note(plane: machine.LeasePlane, value: bytes, pauses: Pauses) -> tuple[Lease, int] | None:
+        judged.append(value)
+        return judge(plane, value, pauses)
+
+    monkeypatch.setattr(machine.LeasePlane, "_simple_beat", note)
+    beats = [HEAD + packb(70_000 + n) for n in range(9)]
+    values = [*(value for _, value in LONG_RUN), *beats]
+    world.apply_many([(world.next_offset + n, 0, value) for n, value in enumerate(values)])
+    assert judged == [*(value for _, value in LONG_RUN), beats[0]]
+    lease = world.lease("g", "t", 0)
+    assert lease is not None and lease.progress.stable == 70_008
