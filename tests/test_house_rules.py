@@ -163,7 +163,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "node": (17, 4_480),
     "observe": (17, 5_900),
     "pipeline": (21, 8_060),
-    "rationalizer": (42, 10_000),
+    "rationalizer": (42, 10_030),
     "sinks": (7, 2_800),
     "snapshots": (5, 1_030),
     "testing": (38, 11_180),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (335, 103_310)
+MOST_OF_ALL = (335, 103_340)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
