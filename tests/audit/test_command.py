@@ -13,9 +13,11 @@ import pytest
 from confluent_kafka import Producer
 
 from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.errors import SparkSetupError
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.pipeline import session
 from kafka_marshal.pipeline.audit import audit as audit_module
+from kafka_marshal.pipeline.audit import task
 from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import (
     ClaimingPartition,
@@ -193,6 +195,22 @@ def test_a_file_needs_no_connector(
     monkeypatch.setattr(session, "connector_jars", lambda: pytest.fail("a file was to be read"))
     ran = command("audit", random_log(4, 50).write_dump(tmp_path / "log.jsonl"))
     assert ran.out.startswith("0 violations in 100 records")
+
+
+def test_the_session_for_a_file_compiles_little(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The JVM's compiler took as much processor time as 200,000 records. From Kafka, records pass the JVM."""
+    asked: list[dict[str, str]] = []
+
+    def refuse(name: str, *, config: dict[str, str], **others: object) -> None:
+        asked.append(config)
+        raise SparkSetupError("not in this test")
+
+    monkeypatch.setattr(task, "is_spark_running", lambda: False)
+    monkeypatch.setattr(session, "spark_session", refuse)
+    assert command("audit", random_log(4, 50).write_dump(tmp_path / "log.jsonl")).status != 0
+    assert asked[0]["spark.driver.defaultJavaOptions"] == "-XX:TieredStopAtLevel=1"
 
 
 # -- wrong use ---------------------------------------------------------------------------------------------------------

@@ -201,6 +201,8 @@ def test_who_handled_which_message(spark: SparkSession, tmp_path: Path) -> None:
     log = random_log(15, 600)
     with audited(log, tmp_path, spark=spark, out=tmp_path / "out") as findings:
         tables = findings.register(spark, "who_")
+        for name, folder in findings.tables.items():
+            assert tables[name].schema == spark.read.parquet(str(folder)).schema
         done = [row for row in rows(findings, "progress") if row["group"] == "g" and row["first"] is not None]
         wanted = max(done, key=lambda row: row["last"] - row["first"] < 1000)
         offset = wanted["first"]

@@ -184,6 +184,8 @@ def _run(
     is_ours = not is_spark_running()
     _tell_on_terminal("Starting Spark (some seconds) …")
     settings = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    if is_ours and not from_kafka:  # no record passes the JVM: to compile its code well costs more than it saves
+        settings["spark.driver.defaultJavaOptions"] = "-XX:TieredStopAtLevel=1"
     spark = spark_session("kafka-marshal audit", master=master, config=settings, kafka=from_kafka)
     if is_ours:
         stack.callback(spark.stop)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow.compute as pc
 
-from kafka_marshal.pipeline.audit.files import TAKEOVERS, Row, table_at
+from kafka_marshal.pipeline.audit.files import TABLES, TAKEOVERS, Row, table_at
 from kafka_marshal.pipeline.audit.invariants import Breach
 from kafka_marshal.pipeline.audit.plan import Evidence, SourceLog
 from kafka_marshal.pipeline.audit.task import TaskResult
@@ -170,9 +170,11 @@ class Findings:
 
     def register(self, spark: SparkSession, prefix: str = "") -> dict[str, DataFrame]:
         """Make each table a temporary view, named `prefix` + its name; returns them."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
         found = {}
-        for name, folder in self.tables.items():
-            frame = spark.read.parquet(str(folder))
+        for name, folder in self.tables.items():  # without its schema, Spark would run a job for each
+            frame = spark.read.schema(from_arrow_schema(TABLES[name])).parquet(str(folder))
             frame.createOrReplaceTempView(prefix + name)
             found[name] = frame
         return found
