@@ -79,10 +79,16 @@ class Ready:
     def put(self, lane: Lane) -> None:
         """This lane may begin."""
         cell = [lane]
-        as_long = self._by_length[min(len(lane.rest or ()).bit_length(), MOST_DIGITS)]
-        for cells in (self._again,) if lane.number > 1 else (self._new, as_long):
-            _forget_empty(cells)
-            cells.append(cell)
+        if lane.number > 1:
+            _forget_empty(self._again)
+            self._again.append(cell)
+        else:
+            _forget_empty(self._new)
+            self._new.append(cell)
+            if lane.rest:  # those with one message are in turn, behind all longer ones
+                as_long = self._by_length[min(len(lane.rest).bit_length(), MOST_DIGITS)]
+                _forget_empty(as_long)
+                as_long.append(cell)
         _forget_empty(self._in_turn)
         self._in_turn.append(cell)
 

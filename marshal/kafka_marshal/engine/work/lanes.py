@@ -175,7 +175,8 @@ class Lanes:
                 return None
             partition, offset = lane.partition, offset_of(message)
             stops = owner.is_ending or (self._stop and offset > partition.closes_to)
-            stops = stops or self._waits(partition, now, lane) or self._is_held_for_others(lane, now)
+            stops = stops or (self.pace_ms is not None and self._waits(partition, now, lane))
+            stops = stops or (bool(self._alone) and self._is_held_for_others(lane, now))
             if not stops and offset in partition.unlogged:
                 partition.unlogged[offset] = lane  # ``admit`` returns it: thousands may wait so
                 return None
@@ -271,7 +272,7 @@ class Lanes:
                 partition.skipped.discard(offset)
                 if assignment.lease.is_cut_whole:
                     partition.done_to = max(partition.done_to, offset)
-                if (assignment.key, offset) in self._alone and not assignment.over:
+                if self._alone and (assignment.key, offset) in self._alone and not assignment.over:
                     self._alone[assignment.key, offset] = True
             return self._rest(lane) and self._go_on(lane, owner)
 
