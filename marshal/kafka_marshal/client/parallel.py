@@ -181,7 +181,7 @@ class Runner:
                 came = waited = None
                 match step:
                     case None:
-                        self._tries.wait(lambda: self._lanes.ready < self._tries.ready_wanted / 2)
+                        self._tries.wait(for_any=False)
                     case Fetch(room, _):
                         came = self._consumer._fetcher.fill(room, lambda: self._call.is_ending)
                         if not came:
@@ -205,7 +205,7 @@ class Runner:
             return fetcher.wait(float("inf"))
         if not fetcher.pump(0.0):
             now = self._runtime.monotonic()
-            if self._tries.wait(lambda: False):
+            if self._tries.wait(for_any=True):
                 self._stuck_since = now
             elif now > self._stuck_since + STUCK_S:
                 fetcher.hold_up_stuck()
@@ -284,7 +284,7 @@ class Runner:
                 break
             self._workers.put(self._lanes.reopened(now))
             self._workers.look(now)
-            tries.wait(lambda: False)
+            tries.wait(for_any=True)
 
     def _give_back(self) -> None:
         """Give back messages in flight that no handler has: they come again, here or elsewhere."""

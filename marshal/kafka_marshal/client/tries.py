@@ -167,7 +167,8 @@ class Tries:
         self._breaker = Breaker(self.runtime.lock())
         #: Guards nothing: it wakes the feeder and the timer.
         self.news: Condition = self.runtime.condition()
-        self._is_awaited = False
+        #: The feeder waits until few lanes are ready; and whether any report of a worker is enough.
+        self._is_awaited = self._is_any_enough = False
         #: The error that ends the run; None: there is none.
         self.error: BaseException | None = None
         self._timer_runs = False
@@ -186,16 +187,22 @@ class Tries:
 
     # The feeder.
 
-    def wait(self, is_enough: Callable[[], bool]) -> bool:
-        """Wait for a report of the workers, at most LOOK_S; whether one came."""
+    @property
+    def are_few_ready(self) -> bool:
+        """Whether more messages are to be read, since workers may soon have none."""
+        return self.lanes.ready < self.ready_wanted / 2
+
+    def wait(self, *, for_any: bool) -> bool:
+        """Wait, at most LOOK_S, until few lanes are ready, or for any report of the workers; whether it came."""
         with self.news:
-            self._is_awaited = True
-            came = is_enough() or self.call.is_ending or self.news.wait(LOOK_S)
-            self._is_awaited = False
+            self._is_awaited, self._is_any_enough = True, for_any
+            came = (not for_any and self.are_few_ready) or self.call.is_ending or self.news.wait(LOOK_S)
+            self._is_awaited = self._is_any_enough = False
             return came
 
     def _wake(self) -> None:
         with self.news:
+            self._is_awaited = self._is_any_enough = False  # once is enough: the feeder may take a while to wake up
             self.news.notify_all()
 
     def end(self, error: BaseException) -> None:
@@ -210,7 +217,7 @@ class Tries:
     def begin(self, lane: Lane, now: float) -> Attempt | None:
         """A worker begins a ready lane; None: there is nothing to handle."""
         message = self.lanes.begin(lane, now, self.call)
-        if self._is_awaited and self.lanes.ready < self.ready_wanted / 2:
+        if self._is_awaited and self.are_few_ready:
             self._wake()
         if message is None:
             return None
@@ -218,7 +225,8 @@ class Tries:
         message = cast("Message", message)
         attempt = Attempt(self._handling, message, number, epoch, stable_of(lane.assignment), lane)
         current.set(attempt)
-        self._call_hooks("before", attempt)
+        if self.options.hooks:
+            self._call_hooks("before", attempt)
         return attempt
 
     def done(self, lane: Lane, attempt: Attempt, began: float) -> bool:
@@ -229,7 +237,8 @@ class Tries:
         now = self.runtime.now_ms()
         if self.options.order == "key":
             self.lanes.hot.note(lane.assignment.key, attempt.message.key(), now - began, now)
-        self._call_hooks("after", attempt, (now - began) / 1000)
+        if self.options.hooks:
+            self._call_hooks("after", attempt, (now - began) / 1000)
         if self.heard is None:
             return self._settle(lane, attempt.message)
         return self._settle(lane, held_back(attempt, attempt._take_outputs()))
@@ -244,7 +253,7 @@ class Tries:
         if self.heard is not None and isinstance(what, Finished):
             self.heard(what.size)
         is_ready = self.lanes.done(lane, self.call)
-        if self._is_awaited or self.call.is_ending:
+        if self._is_any_enough or self.call.is_ending:
             self._wake()
         return is_ready
 
@@ -345,7 +354,7 @@ class Tries:
         self.consumer._nudge()
         if self.lanes.is_ended:
             self.consumer._driver.post(self._give_back)
-        if self._is_awaited or self.call.is_ending:
+        if self._is_any_enough or self.call.is_ending:
             self._wake()
 
     def broken(self, lane: Lane, turn: int, error: BaseException) -> None:
