@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kafka_marshal.checkpoints import Checkpoint, CheckpointPolicy, Restore
     from kafka_marshal.client.attempt import Attempt
     from kafka_marshal.client.batch import Batch
+    from kafka_marshal.client.committing import Transaction
     from kafka_marshal.client.consumer import Consumer
     from kafka_marshal.client.dead_letters import DeadLetter, mark_repeats
     from kafka_marshal.client.group_consumer import GroupConsumer, MemberPiece
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from kafka_marshal.client.modes import Batches, Claims, Group, Keys, Transactions
     from kafka_marshal.client.ranges import GroupRangeConsumer, RangeConsumer
     from kafka_marshal.client.shared import ShareConsumer, SharedBatch
-    from kafka_marshal.client.transaction import Transaction
     from kafka_marshal.client.view import WorldView
     from kafka_marshal.engine.policies import (
         Balanced,
@@ -164,7 +164,7 @@ _LATER = {
     "client.modes": "Batches Claims Group Keys Transactions",
     "client.ranges": "GroupRangeConsumer RangeConsumer",
     "client.shared": "ShareConsumer SharedBatch",
-    "client.transaction": "Transaction",
+    "client.committing": "Transaction",
     "client.view": "WorldView",
     "engine.policies": "Balanced Greedy MaxClaims Policy ReleaseIfBehind WholeTopic",
     "engine.work.lane": "HeldBack",

@@ -20,10 +20,10 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar,
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.checkpoints import CheckpointPolicy
+from kafka_marshal.client import committing
 from kafka_marshal.client import consumer as plain
 from kafka_marshal.client import group_consumer as plain_group
 from kafka_marshal.client import marshal as plain_marshal
-from kafka_marshal.client import transaction as plain_transaction
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.checkpointing import CheckpointStatus
 from kafka_marshal.client.closing import DEFAULT_TIMEOUT_S
@@ -186,11 +186,11 @@ def _in_loop(loop: asyncio.AbstractEventLoop, policy: CheckpointPolicy) -> Check
 
 
 class Transaction:
-    """:class:`kafka_marshal.client.transaction.Transaction` for an event loop; use it in ``async with``."""
+    """:class:`kafka_marshal.Transaction` for an event loop; use it in ``async with``."""
 
     __slots__ = ("_carry_out", "_transaction")
 
-    def __init__(self, transaction: plain_transaction.Transaction, carry_out: Callable[..., Awaitable[object]]) -> None:
+    def __init__(self, transaction: committing.Transaction, carry_out: Callable[..., Awaitable[object]]) -> None:
         """carry_out: has a function called with these arguments by a thread of the library."""
         self._transaction = transaction
         self._carry_out = carry_out

@@ -17,11 +17,11 @@ from kafka_marshal import arguments, ports
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.base import check_partitions
 from kafka_marshal.client.batch import Batch
+from kafka_marshal.client.committing import Transaction
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import RUN, Handler, RunOptions, RunSettings
 from kafka_marshal.client.options import takes
 from kafka_marshal.client.parallel import carry_out, finish
-from kafka_marshal.client.transaction import Transaction
 from kafka_marshal.client.tries import RunCall
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.run import ALL, Taken
@@ -277,7 +277,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                 answer.receipt.out = True; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between
                 del batch
             except BaseException as error:
-                if isinstance(error, GeneratorExit) and run is not None and _is_in_flight(run):
+                if isinstance(error, GeneratorExit) and run is not None and run.assignment.tracker.has(run):
                     self._left = cast("Message", run.messages[0])
                 answer.receipt.left = True
                 raise
@@ -308,7 +308,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         arguments.an_instance("batch", batch, Batch, "a Batch of this consumer's batches()")
         if batch._run.assignment.consumer is not self._engine:
             raise arguments.wrong("batch", "a Batch of this consumer", batch)
-        return Transaction(self, batch)
+        return Transaction(self, batch, self._ask)
 
     def _refuse_in_transactions(self, what: str) -> None:
         """Raise ConfigurationError for another way of progress, on a consumer that processes in transactions."""
@@ -545,11 +545,6 @@ class Consumer(FetchingConsumer["Consumer"]):
         else:
             why = "it is not assigned to this consumer now, or about to be released: see assignment()"
         raise ConfigurationError(f"{topic} [{partition}]: can't seek to {offset}: {why}. Nothing was changed")
-
-
-def _is_in_flight(run: Run) -> bool:
-    """Whether it is neither done as a whole, nor taken back."""
-    return run.assignment.tracker.runs.get(run.first) is run
 
 
 def _is_withheld(error: BaseException, out: list[int]) -> bool:

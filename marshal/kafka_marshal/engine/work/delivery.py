@@ -328,7 +328,7 @@ class Delivery:
                 others = self._consumer.assignments.values()
                 self.is_turn_over |= any(x.is_open(now) and not x.buffer.size for x in others)
                 continue
-            if run.assignment.tracker.runs.get(run.first) is not run:
+            if not run.assignment.tracker.has(run):
                 continue
             self.is_turn_over = True
             if run.iterating:
@@ -385,7 +385,7 @@ class Delivery:
     def undo_run(self, run: Run, now: float) -> None:
         """Take back a run that was meant for a thread and reached none; it is handed out again."""
         assignment = run.assignment
-        if assignment.tracker.runs.get(run.first) is not run:
+        if not assignment.tracker.has(run):
             return
         if run.iterating:
             self.leave_run(run, now)

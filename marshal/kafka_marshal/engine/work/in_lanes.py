@@ -200,7 +200,7 @@ class Purgatory:
             return None
         block, waiting.block, waiting.most = waiting.block, None, BLOCK_MESSAGES
         self._count(waiting, -sum(each.size for each in block.finished))
-        return block if waiting.tracker.runs.get(run.first) is run and not run.assignment.over else None
+        return block if waiting.tracker.has(run) and not run.assignment.over else None
 
     # What the engine does.
 

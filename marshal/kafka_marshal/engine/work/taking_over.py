@@ -249,7 +249,7 @@ class TakeOvers:
         """Whether a run may be committed: all before it is done. None: it was dropped; False: it waits."""
         assignment = run.assignment
         tracker = assignment.tracker
-        if tracker.runs.get(run.first) is not run:
+        if not tracker.has(run):
             return None
         tracker.follow()
         if tracker.done.stable + 1 >= run.covers_from:
@@ -263,6 +263,6 @@ class TakeOvers:
     def abort(self, run: Run, now: float) -> None:
         """Drop a run and all later ones of its partition: they come again, in order (M5)."""
         assignment = run.assignment
-        if assignment.tracker.runs.get(run.first) is run:
+        if assignment.tracker.has(run):
             self._consumer.delivery.drop(assignment, run.first)
             self._consumer.revocation.try_finish(assignment, now)

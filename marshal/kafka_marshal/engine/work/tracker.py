@@ -127,9 +127,13 @@ class Tracker(Generic[A]):
         self._iterating += run.iterating
         self._out += run.size
 
+    def has(self, run: Run[A]) -> bool:
+        """Whether this run is in flight: neither done as a whole, nor taken back."""
+        return self.runs.get(run.first) is run
+
     def _take_back(self, run: Run[A]) -> bool:
         """Remove a run from those in flight. False: it was not in flight."""
-        if self.runs.get(run.first) is not run:
+        if not self.has(run):
             return False
         del self.runs[run.first]
         if not run.is_open:
