@@ -156,7 +156,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (3, 820),
     "checkpoints": (3, 590),
     "cli": (23, 7_740),
-    "client": (32, 10_920),
+    "client": (31, 10_900),
     "engine": (58, 18_360),
     "kafka_marshal": (14, 2_820),
     "metrics": (6, 1_580),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (335, 103_340)
+MOST_OF_ALL = (334, 103_330)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
