@@ -35,6 +35,9 @@ from kafka_marshal.secret import values_of
 #: While a thread waits for others, it checks this often (s) whether a lease has ended, or the run stops.
 LOOK_S = 0.1
 
+#: What the feeder waits for.
+NOTHING, FEW_READY, ANY_REPORT = range(3)
+
 #: The log says "parked" where a dead letter names its topic.
 PARKED = "the log (parked)"
 
@@ -167,8 +170,8 @@ class Tries:
         self._breaker = Breaker(self.runtime.lock())
         #: Guards nothing: it wakes the feeder and the timer.
         self.news: Condition = self.runtime.condition()
-        #: The feeder waits until few lanes are ready; and whether any report of a worker is enough.
-        self._is_awaited = self._is_any_enough = False
+        #: What the feeder waits for.
+        self._awaited = NOTHING
         #: The error that ends the run; None: there is none.
         self.error: BaseException | None = None
         self._timer_runs = False
@@ -195,14 +198,14 @@ class Tries:
     def wait(self, *, for_any: bool) -> bool:
         """Wait, at most LOOK_S, until few lanes are ready, or for any report of the workers; whether it came."""
         with self.news:
-            self._is_awaited, self._is_any_enough = True, for_any
+            self._awaited = ANY_REPORT if for_any else FEW_READY
             came = (not for_any and self.are_few_ready) or self.call.is_ending or self.news.wait(LOOK_S)
-            self._is_awaited = self._is_any_enough = False
+            self._awaited = NOTHING
             return came
 
     def _wake(self) -> None:
         with self.news:
-            self._is_awaited = self._is_any_enough = False  # once is enough: the feeder may take a while to wake up
+            self._awaited = NOTHING  # once is enough: the feeder may take a while to wake up
             self.news.notify_all()
 
     def end(self, error: BaseException) -> None:
@@ -217,7 +220,7 @@ class Tries:
     def begin(self, lane: Lane, now: float) -> Attempt | None:
         """A worker begins a ready lane; None: there is nothing to handle."""
         message = self.lanes.begin(lane, now, self.call)
-        if self._is_awaited and self.are_few_ready:
+        if self._awaited and self.are_few_ready:
             self._wake()
         if message is None:
             return None
@@ -253,7 +256,7 @@ class Tries:
         if self.heard is not None and isinstance(what, Finished):
             self.heard(what.size)
         is_ready = self.lanes.done(lane, self.call)
-        if self._is_any_enough or self.call.is_ending:
+        if self._awaited == ANY_REPORT or self.call.is_ending:
             self._wake()
         return is_ready
 
@@ -354,7 +357,7 @@ class Tries:
         self.consumer._nudge()
         if self.lanes.is_ended:
             self.consumer._driver.post(self._give_back)
-        if self._is_any_enough or self.call.is_ending:
+        if self._awaited == ANY_REPORT or self.call.is_ending:
             self._wake()
 
     def broken(self, lane: Lane, turn: int, error: BaseException) -> None:

@@ -438,7 +438,7 @@ class Assignment:
             raise AssertionError(f"{self.key}: an assignment does not go from {self.stage} to {stage}")
         self.stage = stage
         if self.over:
-            self.tracker.detach()
+            self.tracker.moved = MessageTotals(done=self.tracker.moved.done)  # a later done is not counted
 
     # Reports from the lease (plane.Owner) go to the part that acts on them.
 

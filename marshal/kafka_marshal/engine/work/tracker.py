@@ -107,10 +107,6 @@ class Tracker(Generic[A]):
         """How many messages were handed out and are not done."""
         return self._out - self.moved.done
 
-    def detach(self) -> None:
-        """The assignment is over: a later done is not counted."""
-        self.moved = MessageTotals(done=self.moved.done)
-
     @property
     def has_news(self) -> bool:
         """Whether there may be something to commit beyond a gap: an island, or progress of an iterating thread."""
