@@ -65,7 +65,7 @@ def test_a_log_that_is_emptied_is_reported_and_the_positions_are_kept(
     cluster.broker.delete_records(LOG, 0, cluster.broker.existing[LOG].partitions[0].end)
     wait_until(lambda: says(marshal, "partition 0 was emptied up to offset"))
     wait_until(lambda: told(caplog, "topic_harmed") == [logging.ERROR])
-    assert says(marshal, "import-group") and not marshal.health().needs_restart
+    assert says(marshal, "import-group") and not says(marshal, "Nothing is lost") and not marshal.health().needs_restart
     with pytest.raises(LogCutError, match="stop none of them"):
         Replica(cluster.connect("new"), LOG, 5, Begin.SNAPSHOT)
     wait_until(lambda: cluster.broker.committed.get(GROUP, {}).get((TOPIC, 1)) == (6, ""))
@@ -75,15 +75,22 @@ def test_a_log_that_is_emptied_is_reported_and_the_positions_are_kept(
     answer("Marshal.close()", marshal.close)
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "right"), [("retention.ms", "2000", "-1"), ("max.message.bytes", "20", "2097152")]
+)
 @pytest.mark.usefixtures("impatient")
-def test_a_retention_is_reported_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_setting_is_reported_with_its_remedy_and_so_is_its_end(
+    setting: str, value: str, right: str, caplog: pytest.LogCaptureFixture
+) -> None:
     cluster = memory_cluster()
     marshal, _ = working(cluster, "claimed")
-    cluster.broker.alter_topic(LOG, {"retention.ms": "2000"})
-    wait_until(lambda: says(marshal, "retention.ms is 2000"))
-    cluster.broker.alter_topic(LOG, {"retention.ms": "-1"})
+    cluster.broker.alter_topic(LOG, {setting: value})
+    wait_until(lambda: says(marshal, f"{setting} is {value}"))
+    assert says(marshal, "Nothing is lost yet. Mend its settings: kafka-marshal init says how")
+    assert not says(marshal, "Members that run continue") and not says(marshal, "NEW-NAME")
+    cluster.broker.alter_topic(LOG, {setting: right})
     wait_until(lambda: told(caplog, "topic_mended") == [logging.WARNING])
-    assert told(caplog, "topic_harmed") == [logging.ERROR] and not says(marshal, "retention.ms")
+    assert told(caplog, "topic_harmed") == [logging.ERROR] and not says(marshal, setting)
     answer("Marshal.close()", marshal.close)
 
 

@@ -452,7 +452,11 @@ class LogGuard(DriverPart, LongJob):
 
     def _work(self) -> None:
         """Check the topic."""
-        self._report(self._found())
+        topic = self._replica.topic
+        config = self._cluster.topic_config(topic, LOOKUP_TIMEOUT_S)
+        wrong = [] if config is None else [str(problem) for problem in find_problems(config) if problem.fatal]
+        self.keep_ms = None if config is None else keep_of(config.settings)
+        self._report(self._cut(), wrong)
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, MarshalError):  # a missing broker or permission is reported elsewhere
@@ -463,13 +467,6 @@ class LogGuard(DriverPart, LongJob):
     def _ended(self) -> None:
         self._next_at = self._now_ms() + self._interval_ms
         super()._ended()
-
-    def _found(self) -> str:
-        topic = self._replica.topic
-        config = self._cluster.topic_config(topic, LOOKUP_TIMEOUT_S)
-        found = [] if config is None else [str(problem) for problem in find_problems(config) if problem.fatal]
-        self.keep_ms = None if config is None else keep_of(config.settings)
-        return "; ".join([*self._cut(), *found])
 
     def _cut(self) -> list[str]:
         """Texts about CPs whose log was cut so that no member can start; a prune leaves the snapshots needed."""
@@ -491,22 +488,27 @@ class LogGuard(DriverPart, LongJob):
                 cut.append(f"partition {cp} was emptied up to offset {low}, and not by kafka-marshal prune")
         return cut
 
-    def _report(self, found: str) -> None:
+    def _report(self, cut: Sequence[str], wrong: Sequence[str]) -> None:
+        """wrong: settings that lose nothing yet."""
         before = bool(self.harm)
-        if not found:
+        if not cut and not wrong:
             self.harm = ""
             if before:
                 log(logging.WARNING, "topic_mended", "%r is as it must be again", self._replica.topic)
             return
-        saved = self._save()
+        saved, found = self._save(), "; ".join([*cut, *wrong])
         group = quote(self._lock.engine.settings.group_id)
         claimed = "" if self._lock.engine.groups else f", then convert-group {group} --to claimed"
+        harmed = f"the coordination topic {self._replica.topic!r} was harmed while members work: {found}"
         self.harm = (
-            f"the coordination topic {self._replica.topic!r} was harmed while members work: {found}. Members that run "
-            "continue, but none can start or restart. Only the running members know what the group has done: stop "
-            f"none of them. {saved}. Then make a new topic (kafka-marshal init --topic NEW-NAME), take the positions "
-            f"over (kafka-marshal --topic NEW-NAME import-group {group}{claimed}), and move all members to it. If "
-            f"nothing is lost yet: kafka-marshal init{topic_option(self._replica.topic)} says how to mend its settings"
+            f"{harmed}. Members that run continue, but none can start or restart. Only the running members know what "
+            f"the group has done: stop none of them. {saved}. Then make a new topic (kafka-marshal init --topic "
+            f"NEW-NAME), take the positions over (kafka-marshal --topic NEW-NAME import-group {group}{claimed}), and "
+            "move all members to it"
+            if cut
+            else f"{harmed}. Nothing is lost yet. Mend its settings: kafka-marshal init"
+            f"{topic_option(self._replica.topic)} says how. Until then none can start or restart, and a member whose "
+            f"records the broker refuses loses what it holds: stop none of them. {saved}"
         )
         if not before:
             log(logging.ERROR, "topic_harmed", "%s", self.harm)
