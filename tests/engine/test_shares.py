@@ -577,6 +577,28 @@ def test_with_as_many_batches_as_idle_sharers_nobody_waits() -> None:
     assert drawn_wait(free(1_000, 16, 16), SPEED, 1.0) == 0.0
 
 
+@pytest.mark.parametrize("at_most_once", [False, True])
+def test_a_batch_that_is_asked_for_at_the_close_is_given_back_or_reported(at_most_once: bool) -> None:
+    net = shared_net(end=0)
+    a = sharer(net, "a", at_most_once=at_most_once)
+    net.run_until(lambda: a.held() == [T0])
+    net.data[T0].end = 10
+
+    def is_asked() -> bool:
+        a.fetch(50)
+        a.settle()
+        return of(a).taking.asked is not None
+
+    net.run_until(is_asked)
+    a.close()
+    net.run(HI)
+    assert net.world(T0).progress.stable == 9
+    left = [(x.first, x.last, x.owner, x.attempts) for x in holes(net)]
+    assert (left, of(a).delivery.grants.unprocessed) == (
+        ([], [(*T0, 0, 9)]) if at_most_once else ([(0, 9, NO_OWNER, 0)], [])
+    )
+
+
 def test_messages_that_one_take_gets_are_one_batch_however_many() -> None:
     assert drawn_wait(free(10, 16, 16), SPEED, 1.0) == drawn_wait(free(1, 16, 16), SPEED, 1.0) == 150.0
 

@@ -232,7 +232,7 @@ class SharedAssignment(NamedAssignment):
         if len(self.desk.settling):
             self.report(now)
             return False  # it is released when the log shows that
-        return True
+        return not self.consumer.taking.awaits(self)  # what a take gives is given back, or reported, before that
 
     def hand_in(self) -> None:
         self.desk.end()

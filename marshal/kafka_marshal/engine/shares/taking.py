@@ -214,6 +214,10 @@ class Taking:
         #: This number of reports of done messages is worth a step (any thread).
         self.news_at: int = 1
 
+    def awaits(self, share: object) -> bool:
+        """Whether a take of this share is in flight."""
+        return self.asked is not None and self.asked[0] is share
+
     def answered(self, share: Taker, now: float) -> None:
         """A record of this share was applied."""
         if self.asked is not None and self.asked[0] is share:
@@ -222,7 +226,7 @@ class Taking:
 
     def ended(self, share: object) -> None:
         """A share is over."""
-        if self.asked is not None and self.asked[0] is share:
+        if self.awaits(share):
             self.asked = None
 
     def is_soon(self, now: float) -> bool:
