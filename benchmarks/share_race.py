@@ -1,6 +1,6 @@
 """16 workers on one partition by batches, beside a share group (KIP-932) on the same broker, in turns.
 
-python -m benchmarks.share_race [--rounds N] [--seconds S] [--only NAME,…] [--json FILE]
+python -m benchmarks.share_race [--rounds N] [--seconds S] [--workers N] [--only NAME,…] [--json FILE]
 
 full       handlers of 5 ms, a backlog: messages a second, ÷ 16 × serial
 disturbed  the same, one message is never done and 2 % fail once: all others a second, ÷ 15 of 16 undisturbed workers
@@ -8,6 +8,7 @@ light      200 messages a second: time from produce to handler, median and 99th 
 kill       kill -9 of a worker whose handler has a message: time until another has it, ÷ the share group's lock (15 s,
            the least that its broker allows without other settings; its default is 30 s)
 log        bytes in __marshal for 1,000 messages, from a backlog, beside __share_group_state
+lone       one worker by batches, ``run`` with 4 handlers of 0.2 s: messages a second ÷ the same with whole partitions
 keys       4 processes with ranges of keys as even as they can be (``assign``), a backlog: messages a second until all
            are done, ÷ min(4, 1 ÷ part of the most frequent key) × serial; no share group keeps an order
 
@@ -47,6 +48,8 @@ BY_KEYS = 4
 KEYS = 1_000
 WORK_MS = 5.0
 LIGHT_RATE = 200.0
+HANDLERS = 4
+SLOW_MS = 200.0
 LOCK_MS = 15_000
 FAILS_EVERY = 50
 
@@ -114,6 +117,18 @@ def ours(about: dict[str, Any], handler: Handler) -> None:
             handler.write()
 
 
+def in_run(about: dict[str, Any], handler: Handler) -> None:
+    """A worker with several handlers, by batches or with whole partitions, until SIGTERM."""
+    sharing: dict[str, Any] = {"mode": Batches()} if about["side"] == "run" else {"start": "earliest"}
+    with (
+        Marshal(about["bootstrap"], group_id=about["group"], client_id=about["name"], topic=about["log"]) as marshal,
+        marshal.consumer([about["topic"]], **sharing) as consumer,
+    ):
+        signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
+        os.write(1, b"ready\n")
+        consumer.run(handler, concurrency=HANDLERS, order="none")
+
+
 def by_keys(about: dict[str, Any], handler: Handler) -> None:
     """One of our workers, with its ranges of keys, until SIGTERM."""
     ranges = about["ranges"][int(about["name"][1:])]
@@ -153,6 +168,8 @@ def share_group(about: dict[str, Any], handler: Handler) -> None:
 SIDES: dict[str, Callable[[dict[str, Any], Handler], None]] = {
     "ours": ours,
     "by keys": by_keys,
+    "run": in_run,
+    "run, whole": in_run,
     "share group": share_group,
 }
 
@@ -214,10 +231,10 @@ class Ground:
         self.log = new_log(bootstrap, 1)
 
     @contextmanager
-    def crew(self, side: str, workers: int, **about: object) -> Iterator[Crew]:
+    def crew(self, side: str, workers: int, partitions: int = 1, **about: object) -> Iterator[Crew]:
         """Workers on a new topic."""
         topic, group = f"t-{uuid.uuid4().hex[:8]}", f"g-{uuid.uuid4().hex[:8]}"
-        self.admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(20)
+        self.admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(20)
         resource = ConfigResource(ConfigResource.Type.GROUP, group)
         resource.add_incremental_config(
             ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
@@ -297,9 +314,9 @@ def at_full(ground: Ground, side: str, **about: bool | int) -> float:
     return rate_of(crew, ground.seconds)
 
 
-def at_light_load(ground: Ground, side: str) -> tuple[float, float]:
+def at_light_load(ground: Ground, workers: int, side: str) -> tuple[float, float]:
     """Time (ms) from produce to handler: median, and 99th percentile."""
-    with ground.crew(side, WORKERS, at_once=True) as crew:
+    with ground.crew(side, workers, at_once=True) as crew:
         warm = 0
         while any(len(lines) < 2 for lines in list(crew.lines)):  # a member of a share group joins within seconds
             warm += len(ground.fill(crew.topic, 100, LIGHT_RATE))
@@ -310,6 +327,18 @@ def at_light_load(ground: Ground, side: str) -> tuple[float, float]:
             time.sleep(0.1)
     waits = sorted((at - times[offset - warm]) * 1000 for offset, at in crew.of("b") if offset >= warm)
     return median(waits), waits[int(len(waits) * 0.99)]
+
+
+def at_lone(ground: Ground, partitions: int, size: int, side: str) -> float:
+    """Messages a second of one worker with slow handlers, from a backlog."""
+    with ground.crew(side, 1, partitions, work_ms=SLOW_MS, at_once=True) as crew:
+        producer = Producer({"bootstrap.servers": ground.bootstrap})
+        for number in range(int(HANDLERS * (ground.seconds + 4) * 1000 / SLOW_MS)):
+            producer.produce(crew.topic, b"x" * size, partition=number % partitions)
+        producer.flush(60)
+        time.sleep(ground.seconds + 1)
+    begun, *done = sorted(at for _, at in crew.of("e"))
+    return sum(at <= begun + ground.seconds for at in done) / ground.seconds
 
 
 def after_a_kill(ground: Ground, side: str, watchdog: bool) -> float:
@@ -389,7 +418,7 @@ def serial() -> float:
     return 200 / (time.monotonic() - began)
 
 
-def race(ground: Ground, only: Sequence[str], rounds: int) -> Iterator[Row]:
+def race(ground: Ground, only: Sequence[str], rounds: int, workers: int) -> Iterator[Row]:
     """A row for each measurement."""
 
     def beside(measure: Callable[[Ground, str], float]) -> list[tuple[float, float]]:
@@ -408,10 +437,21 @@ def race(ground: Ground, only: Sequence[str], rounds: int) -> Iterator[Row]:
             pairs = [(each[number], all_of[number] * fair) for each, all_of in zip(disturbed, full, strict=True)]
             yield paired(f"disturbed: {name} ÷ undisturbed", pairs, aim, "/s")
     if "light" in only:
-        waits = in_turns(rounds, lambda: at_light_load(ground, "ours"), lambda: at_light_load(ground, "share group"))
+        waits = in_turns(rounds, *(partial(at_light_load, ground, workers, side) for side in ("ours", "share group")))
         for number, name in enumerate(("median", "99th percentile")):
             pairs = [(mine[number], theirs[number]) for mine, theirs in waits]
-            yield paired(f"light: {LIGHT_RATE:.0f}/s, {name} ÷ a share group's", pairs, None, "ms", at_most=True)
+            yield paired(
+                f"light: {LIGHT_RATE:.0f}/s, {workers} workers, {name} ÷ a share group's",
+                pairs,
+                None,
+                "ms",
+                at_most=True,
+            )
+    if "lone" in only:
+        for name, partitions, size in (("1 partition", 1, 10), ("20 partitions", 20, 10), ("100 kB", 1, 100_000)):
+            measure = partial(at_lone, ground, partitions, size)
+            pairs = in_turns(rounds, partial(measure, "run"), partial(measure, "run, whole"))
+            yield paired(f"lone: {name}, by batches ÷ whole", pairs, 0.95, "/s")
     if "kill" in only:
         lock = LOCK_MS / 1000
         for name, has in (("with a watchdog", True), ("without", False)):
@@ -428,7 +468,7 @@ def race(ground: Ground, only: Sequence[str], rounds: int) -> Iterator[Row]:
             yield paired(f"keys: {BY_KEYS} processes, {name} ÷ possible", pairs, 0.95, "/s")
 
 
-NAMES = ("full", "disturbed", "light", "kill", "log", "keys")
+NAMES = ("full", "disturbed", "light", "lone", "kill", "log", "keys")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -436,6 +476,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.share_race", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--workers", type=int, default=WORKERS, help="of the row `light`")
     parser.add_argument("--only", default=",".join(NAMES))
     parser.add_argument("--json")
     parser.add_argument("--worker")
@@ -446,7 +487,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     rows = []
     with bench_kafka(BROKER) as bootstrap:
-        for row in race(Ground(bootstrap, chosen.seconds), chosen.only.split(","), chosen.rounds):
+        for row in race(Ground(bootstrap, chosen.seconds), chosen.only.split(","), chosen.rounds, chosen.workers):
             print(f"{row.name}: {row.ours:,.2f} {row.unit}", file=sys.stderr)
             rows.append(row)
     report("beside a share group", rows, chosen.json, workers=WORKERS, work_ms=WORK_MS, seconds=chosen.seconds)

@@ -137,10 +137,9 @@ def test_a_short_race(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_waits_and_redelivery_are_measured(kafka_broker: RunningKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(share_race, "WORKERS", 2)
+def test_waits_and_redelivery_are_measured(kafka_broker: RunningKafka) -> None:
     ground = share_race.Ground(kafka_broker.bootstrap_servers, 0.5)
-    middle, late = share_race.at_light_load(ground, "ours")
+    middle, late = share_race.at_light_load(ground, 2, "ours")
     assert 0 < middle <= late
     assert share_race.after_a_kill(ground, "ours", watchdog=True) > 0
 
