@@ -162,6 +162,9 @@ def _every_order_of_groups() -> str:
 
 
 def _logs(logs: int) -> Iterator[Unit]:
+    if logs:
+        path = Path(__file__).parents[1] / "rationalizer" / "test_fast_path.py"
+        yield Unit("logs", path.name, partial(_tests, path))
     several = 4 * logs
     kinds: tuple[tuple[str, int, Callable[[int], str | Iterator[str]]], ...] = (
         ("log", logs, _log),

@@ -123,6 +123,8 @@ def _copy(to: Path) -> None:
         shutil.copytree(ROOT / tree, to / tree, ignore=ignored)
     for path in (ROOT / "tests").glob("*.py"):
         shutil.copy2(path, to / "tests")
+    (to / "docs").mkdir()
+    shutil.copy2(ROOT / "docs" / "audit.md", to / "docs")  # whose questions are tests
 
 
 def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: int) -> Row:

@@ -50,6 +50,10 @@ def _prepared() -> Log:
     lease = log.world.lease("k", "t", 1)
     assert lease is not None
     lease.progress.commit_key_range(0, 99, 15)
+    log.claim(A1, group="r", partition=1, ok=True)  # epoch 12, with one range
+    lease = log.world.lease("r", "t", 1)
+    assert lease is not None
+    lease.progress.commit([(10, 12)])
     return log
 
 
@@ -110,10 +114,10 @@ FIELDS: list[list[bytes]] = [
     [ONE, b"\xcc\x01", packb(32), packb(True), packb(3)],
     [packb("1"), packb("2"), b"\xd9\x011"],
     [packb("a"), packb("b"), packb("admin")],
-    [packb(group) for group in ("g", "h", "p", "q", "o", "k", "nobody's")],
+    [packb(group) for group in ("g", "h", "p", "q", "o", "k", "r", "nobody's")],
     [packb("t"), packb("u"), b"\xda\x00\x01t"],
     [form for value in (0, 1, 2, 3, 2**31) for form in _int_forms(value)] + [packb(True), packb(1.0), packb(1.5)],
-    [form for value in (1, 2, 3, 4, 5, 7, 9, 11) for form in _int_forms(value)]
+    [form for value in (1, 2, 3, 4, 5, 7, 9, 11, 12) for form in _int_forms(value)]
     + [packb(None), packb(True), packb(1.0)],
     [form for value in (-2, -1, 0, 5, 9, 13, 15, 40, TOP, TOP + 1) for form in _int_forms(value)]
     + [packb(None), packb(True), packb(5.0)],
@@ -130,9 +134,9 @@ beats = st.builds(
 #: Valid in most fields, so that the fast path is reached in all ways, and sometimes with one wrong byte.
 good_beats = st.builds(
     lambda group, partition, epoch, done: encode(Heartbeat(*A1, group, "t", partition, epoch, done)),
-    st.sampled_from(["g", "h", "p", "q", "o", "k"]),
+    st.sampled_from(["g", "h", "p", "q", "o", "k", "r"]),
     st.sampled_from([1, 1, 1, 0]),
-    st.sampled_from([1, 1, 2, 4, 5, 7, 9, 11]),
+    st.sampled_from([1, 1, 2, 4, 5, 7, 9, 11, 12]),
     st.integers(-1, 40) | st.none() | st.integers(TOP - 1, TOP),
 )
 
@@ -141,12 +145,12 @@ good_beats = st.builds(
 good_entries = st.builds(
     lambda partition, epoch, done: BeatEntry("t", partition, epoch, done),
     st.sampled_from([0, 1, 1, 1]),
-    st.sampled_from([1, 1, 2, 2, 4, 5, 7, 9, 11]),
+    st.sampled_from([1, 1, 2, 2, 4, 5, 7, 9, 11, 12]),
     st.integers(-1, 40) | st.none() | st.integers(TOP - 1, TOP),
 )
 good_batches = st.builds(
     lambda group, entries: encode(HeartbeatBatch(*A1, group, tuple(entries))),
-    st.sampled_from(["g", "g", "h", "p", "q", "o", "k"]),
+    st.sampled_from(["g", "g", "h", "p", "q", "o", "k", "r"]),
     st.lists(good_entries, min_size=1, max_size=4),
 )
 odd_entries = st.builds(
@@ -191,6 +195,12 @@ stamps = st.integers(-5, 4 * HI) | st.sampled_from([-1, 0, HI, 2 * HI, 2 * HI + 
 @given(records=st.lists(st.tuples(stamps, anything), max_size=12))
 def test_any_bytes_end_the_same_both_ways(records: list[tuple[int, bytes | None]]) -> None:
     _compare(records)
+
+
+@pytest.mark.parametrize(("epoch", "done"), [(12, 9), (12, 11), (11, 9), (11, 20)])
+def test_a_beat_that_meets_one_range_or_an_older_epoch_ends_the_same_both_ways(epoch: int, done: int) -> None:
+    _compare([(5, encode(Heartbeat(*A1, "r", "t", 1, epoch, done)))])
+    _compare([(5, encode(HeartbeatBatch(*A1, "r", (BeatEntry("t", 1, epoch, done),))))])
 
 
 @pytest.mark.parametrize("instance", [None, "1"])
