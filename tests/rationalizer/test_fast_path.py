@@ -197,10 +197,14 @@ def test_any_bytes_end_the_same_both_ways(records: list[tuple[int, bytes | None]
     _compare(records)
 
 
-@pytest.mark.parametrize(("epoch", "done"), [(12, 9), (12, 11), (11, 9), (11, 20)])
-def test_a_beat_that_meets_one_range_or_an_older_epoch_ends_the_same_both_ways(epoch: int, done: int) -> None:
-    _compare([(5, encode(Heartbeat(*A1, "r", "t", 1, epoch, done)))])
-    _compare([(5, encode(HeartbeatBatch(*A1, "r", (BeatEntry("t", 1, epoch, done),))))])
+@pytest.mark.parametrize(
+    ("group", "partition", "epoch", "done"), [("r", 1, 12, 9), ("r", 1, 12, 11), ("g", 0, 1, 20), ("g", 0, 3, 20)]
+)
+def test_a_beat_that_meets_one_range_or_another_epoch_ends_the_same_both_ways(
+    group: str, partition: int, epoch: int, done: int
+) -> None:
+    _compare([(5, encode(Heartbeat(*A1, group, "t", partition, epoch, done)))])
+    _compare([(5, encode(HeartbeatBatch(*A1, group, (BeatEntry("t", partition, epoch, done),))))])
 
 
 @pytest.mark.parametrize("instance", [None, "1"])
