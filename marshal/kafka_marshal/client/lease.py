@@ -53,6 +53,7 @@ def serve_claim(
                 "Nothing was claimed; claim it again"
             )
         if key in engine.book.leases:
+            driver.upkeep.levels.check(engine.book.leases[key].cp)  # whose leases are over, though they are still there
             raise ConfigurationError(f"{topic} [{partition}]: this Marshal has, or is getting, this lease already")
         manual = engine.take(None, engine.leases.claim, key, driver.now_ms())
     with driver.condition:

@@ -109,8 +109,8 @@ class Events:
         if not self._is_away and now - self._trouble_at >= AWAY_SHARE * self._interval_ms:
             self._is_away = True
             seconds = round((now - self._heard_at) / 1000, 1)
-            fields = {"reason": self._trouble, "seconds": seconds}
-            self._add_last(logging.WARNING, Event.KAFKA_AWAY, self._away(now), **fields)
+            text = self._away(now)
+            self._add_last(logging.WARNING, Event.KAFKA_AWAY, text, reason=self._trouble, seconds=seconds)
 
     def pause(self, by: str, until: int | None) -> None:
         """The client that has paused the group now ("": none), until when (log time, ms)."""
