@@ -14,6 +14,8 @@ import pytest
 from kafka_marshal import Balanced, Claims, Consumer, Delivery, HeldError, Marshal, Policy
 from kafka_marshal.engine.policies import View, Wishes
 from kafka_marshal.errors import ClosedError
+from kafka_marshal.node.serving import Servants
+from kafka_marshal.runtime import THREADS
 from tests.faults.endings import (
     CALLBACKS,
     DELIVERIES,
@@ -332,3 +334,28 @@ def _refused(call: Callable[[], object]) -> None:
 
     with pytest.raises(ClosedError):
         call()
+
+
+def test_a_value_that_reaches_its_caller_while_it_is_looked_for_is_not_undone() -> None:
+    """A Marshal, a consumer or a lease would end in its user's hand."""
+    undone: list[str] = []
+    servants = Servants(THREADS)
+    servants.begin()
+    calls = [servants.ask(lambda _: "made", undo=undone.append)]
+
+    class Receipt:
+        left = False
+
+        @property
+        def out(self) -> bool:
+            if not calls:
+                return True
+            calls.clear()  # as if the caller went on at this moment
+            return False
+
+    calls[0].wait()
+    [(job, _)] = servants._delivered
+    job.receipt = Receipt()  # type: ignore[assignment]
+    servants.undo_lost()
+    servants.end()
+    assert undone == []

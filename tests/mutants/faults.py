@@ -95,7 +95,7 @@ FAULTS: tuple[Mutation, ...] = (
     Mutation(
         "what reached nobody is not undone",
         "undo_lost",
-        "lost = [entry for entry in self._delivered if not entry[0].receipt.out and entry[0].is_gone()]",
+        "lost = [entry for entry in self._delivered if entry[0].is_gone() and not entry[0].receipt.out]",
         "lost = []",
         "C14",
     ),

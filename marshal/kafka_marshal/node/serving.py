@@ -282,7 +282,8 @@ class Servants:
             return
         with self._undoing:
             with self._lock:
-                lost = [entry for entry in self._delivered if not entry[0].receipt.out and entry[0].is_gone()]
+                # In this order: the value may be out, and its caller gone, between the two questions.
+                lost = [entry for entry in self._delivered if entry[0].is_gone() and not entry[0].receipt.out]
                 self._delivered = [x for x in self._delivered if not x[0].receipt.out and not any(x is y for y in lost)]
             for job, value in lost:
                 if job.undo is not None and not any(value is each for each in given_back):
