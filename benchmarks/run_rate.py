@@ -22,11 +22,11 @@ from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer as RawConsumer
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 
 from benchmarks.common import bench_kafka, in_turns, new_log, paired, report
+from benchmarks.throughput import fill
 from kafka_marshal import Marshal
-from kafka_marshal.adapters.kafka import KafkaCluster
 
 PARTITIONS, KEYS, READ = 4, 1_000, 500
 
@@ -54,20 +54,6 @@ class Counter:
     @property
     def rate(self) -> float:
         return self._records / (self.ended - self.began)
-
-
-def fill(bootstrap: str, records: int) -> str:
-    """A topic with that many records, evenly spread."""
-    topic = f"bench-{uuid.uuid4().hex[:8]}"
-    cluster = KafkaCluster(bootstrap, {})
-    cluster.create_topic(topic, PARTITIONS, 1, {}, 10)
-    cluster.close()
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000})
-    for number in range(records):
-        producer.produce(topic, b"x" * 100, key=b"k%d" % (number % KEYS), partition=number % PARTITIONS)
-        producer.poll(0)
-    producer.flush()
-    return topic
 
 
 def raw(bootstrap: str, topic: str, counter: Counter) -> Iterator[list[Any]]:
@@ -137,7 +123,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     rows = []
     with bench_kafka() as bootstrap:
-        topic, log = fill(bootstrap, args.records), new_log(bootstrap, 8)
+        topic, log = fill(bootstrap, PARTITIONS, args.records, KEYS), new_log(bootstrap, 8)
         for name, concurrency, order, is_async, target in [row for row in ROWS if args.only in row[0]]:
             ours = partial(run, bootstrap, log, topic, args.records, concurrency, order, is_async)
             baseline = partial(tasks if is_async else pool, bootstrap, topic, args.records, concurrency)

@@ -50,15 +50,16 @@ SMALL: dict[str, object] = {"delivery": "at-most-once", "batch_size": 100}
 HANDLER_S = 0.001
 
 
-def fill(bootstrap: str, partitions: int, records: int) -> str:
-    """A topic with that many records, evenly spread."""
+def fill(bootstrap: str, partitions: int, records: int, keys: int = 0) -> str:
+    """A topic with that many records, evenly spread; keys: how many they have."""
     topic = f"bench-{uuid.uuid4().hex[:8]}"
     cluster = KafkaCluster(bootstrap, {})
     cluster.create_topic(topic, partitions, 1, {}, 10)
     cluster.close()
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000})
     for number in range(records):
-        producer.produce(topic, RECORD, partition=number % partitions)
+        key = b"k%d" % (number % keys) if keys else None
+        producer.produce(topic, RECORD, key=key, partition=number % partitions)
         if number % 10_000 == 0:
             producer.poll(0)
     producer.flush()

@@ -350,7 +350,7 @@ def test_a_value_that_reaches_its_caller_while_it_is_looked_for_is_not_undone() 
         def out(self) -> bool:
             if not calls:
                 return True
-            calls.clear()  # as if the caller went on at this moment
+            calls.clear()  # the caller continues at this moment
             return False
 
     calls[0].wait()
