@@ -579,7 +579,10 @@ class Member:
         """At most once: granted messages; else request the next batch and wait for the answer."""
         came: int | None = None
         run: Run | None = None
+        turns = 0
         while run is None:
+            turns += 1
+            assert turns < 1_000, "busy waiting: no time passes between these turns"
             match self.engine.take(consumer.number, consumer.pull.next, Wanted(0, came=came), self.clock()):
                 case Take(found):
                     run = found
