@@ -127,6 +127,77 @@ def test_a_slow_message_keeps_one_handler_and_the_others_get_what_comes() -> Non
         team.close()
 
 
+def stable_of(marshal: Marshal) -> int:
+    with marshal._driver.condition:
+        return max(lease.progress.stable for lease in marshal._driver.replica.worlds[0].leases())
+
+
+class Gate:
+    """A handler that hangs with each message below ``opens_at``."""
+
+    def __init__(self, opens_at: int) -> None:
+        self.opens_at, self.begun, self.open = opens_at, list[int](), threading.Event()
+
+    def __call__(self, message: Any) -> None:
+        self.begun.append(message.offset())
+        if message.offset() < self.opens_at:
+            self.open.wait(30)
+
+
+def test_a_lone_sharer_takes_the_next_batch_while_all_handlers_are_busy() -> None:
+    """U8: no handler that is free waits for the log."""
+    cluster, handle = memory_cluster(1, 4), Gate(100)
+    team = Team(cluster, "a", handle, concurrency=4)
+    try:
+        wait_until(lambda: len(handle.begun) == 4)
+        for _ in range(8):
+            cluster.broker.produce(TOPIC, 0, b"x")
+        wait_until(lambda: stable_of(team.members[0]) >= 7, 10)
+        assert set(handle.begun) == set(range(4))
+    finally:
+        handle.open.set()
+        team.close()
+
+
+def test_what_was_taken_ahead_is_given_back_to_a_second_sharer_uncounted() -> None:
+    """U11: it would wait for a handler that hangs."""
+    cluster, handle = memory_cluster(1, 1), Gate(1)
+    team = Team(cluster, "a", handle, concurrency=1)
+    other = Team(cluster, "", handle)
+    try:
+        wait_until(lambda: handle.begun == [0])
+        for _ in range(3):
+            cluster.broker.produce(TOPIC, 0, b"x")
+        wait_until(lambda: stable_of(team.members[0]) >= 1, 10)
+        attempts: list[int] = []
+
+        def counts(message: Any) -> None:
+            attempts.append(Attempt.current().number)
+            handle(message)
+
+        other = Team(cluster, "b", counts, concurrency=1)
+        wait_until(lambda: sorted(handle.begun) == [0, 1, 2, 3], 10)
+        assert attempts == [1, 1, 1]
+    finally:
+        handle.open.set()
+        other.close()
+        team.close()
+
+
+def test_a_busy_sharer_takes_nothing_ahead_that_an_idle_one_may_begin() -> None:
+    cluster, handle = memory_cluster(1, 0), Gate(1)
+    team = Team(cluster, "ab", handle, concurrency=1)
+    try:
+        wait_until(lambda: all(len(consumer.assignment()) == 1 for consumer in team.consumers))
+        for number in range(12):
+            cluster.broker.produce(TOPIC, 0, b"x")
+            wait_until(lambda number=number: len(handle.begun) > number, 10)  # type: ignore[misc]
+        assert handle.begun == list(range(12)), "the other one has them all, while the first is in a handler"
+    finally:
+        handle.open.set()
+        team.close()
+
+
 def test_batches_in_asyncio() -> None:
     cluster = memory_cluster(1, 30)
 

@@ -14,7 +14,16 @@ from kafka_marshal.engine.effects import Effect, StartFetch
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedAssignment, SharedConsumer
 from kafka_marshal.engine.shares.desk import Desk, Shelf
-from kafka_marshal.engine.shares.taking import LINGER_MS, WORTH_MS, Free, Speed, count, drawn_wait, worth_it_at
+from kafka_marshal.engine.shares.taking import (
+    LINGER_MS,
+    MANY_SHARERS,
+    WORTH_MS,
+    Free,
+    Speed,
+    count,
+    drawn_wait,
+    worth_it_at,
+)
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.watchdog.parent import LastWill
@@ -175,7 +184,7 @@ def test_after_two_takers_messages_come_one_by_one_and_alone_and_after_five_they
     a = sharer(net, "a6")
     while not any(x.is_parked for x in holes(net)):
         net.data[T0].end += 1
-        assert net.data[T0].end < 100
+        assert net.data[T0].end < 300
         a.done_run(batch(net, a))
     assert [(x.first, x.reason) for x in holes(net) if x.is_parked] == [(0, "CRASHED")]
 
@@ -564,12 +573,38 @@ def test_a_full_batch_is_taken_at_once_even_right_after_another() -> None:
 
 
 def test_what_is_handled_in_50_ms_waits_for_the_last_take_alone() -> None:
-    assert worth_it_at(free(10), SPEED, NEVER) <= 1_000.0
-    assert worth_it_at(free(10), SPEED, 990.0) == 990.0 + WORTH_MS
+    assert worth_it_at(free(10, MANY_SHARERS), SPEED, NEVER) <= 1_000.0
+    assert worth_it_at(free(10, MANY_SHARERS), SPEED, 990.0) == 990.0 + WORTH_MS
 
 
 def test_few_messages_linger_from_the_moment_when_the_oldest_was_free() -> None:
-    assert worth_it_at(free(1), SPEED, NEVER) == 1_000.0 + LINGER_MS
+    assert worth_it_at(free(1, MANY_SHARERS), SPEED, NEVER) == 1_000.0 + LINGER_MS
+    assert worth_it_at(free(1, 2 * MANY_SHARERS), SPEED, NEVER) == 1_000.0 + LINGER_MS
+
+
+def test_fewer_sharers_wait_in_proportion_but_for_what_comes_again() -> None:
+    assert worth_it_at(free(1, MANY_SHARERS // 4), SPEED, NEVER) == 1_000.0 + LINGER_MS / 4
+    assert worth_it_at(free(1), SPEED, 1_000.0) == 1_000.0 + WORTH_MS / MANY_SHARERS
+    assert worth_it_at(free(1)._replace(is_again=True), SPEED, NEVER) == 1_000.0 + LINGER_MS
+
+
+def test_a_take_is_enough_for_all_handlers() -> None:
+    slow = Speed(rate=0.02, max_messages=500, batch_ms=250.0, answer_ms=5.0, handlers=16)
+    assert (slow.full, count(free(1_000), slow)) == (5, 16)
+    assert count(free(1_000), slow._replace(max_messages=7)) == 7
+
+
+def test_a_lone_sharer_takes_each_new_message_at_once() -> None:
+    net = shared_net(end=0)
+    a = sharer(net, "a")
+    net.run_until(lambda: a.held() == [T0])
+    for offset in range(8):
+        net.data[T0].end, written = offset + 1, net.now
+        run = batch(net, a)
+        assert net.now < written + LINGER_MS, "it does not linger"
+        assert [(hole.first, hole.last) for hole in holes(net)] == [(offset, offset)]
+        a.done_run(run)
+        net.run_until(lambda: not holes(net))
 
 
 def test_with_as_many_batches_as_idle_sharers_nobody_waits() -> None:

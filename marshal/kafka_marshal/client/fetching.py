@@ -207,11 +207,11 @@ class Fetcher:
         Returns when the wait began.
         """
         now = self._driver.monotonic()
-        self.pump(max(0.0, min(until - now, SLICE_S)), then)
+        self.pump(max(0.0, min(until - now, SLICE_S, self._engine.schedule.patience_ms / 1000)), then)
         return now
 
-    def await_cut(self, until: float) -> float:
-        """A cut holds up what is fetched: wait for its end, at most for a moment. Returns when the wait began."""
+    def await_log(self, until: float) -> float:
+        """Delivery is held up: wait for what the log will show, at most for a moment. Returns when the wait began."""
         now, driver = self._driver.monotonic(), self._driver
         with driver.condition:
             driver.lock.wait_for(
@@ -716,7 +716,7 @@ class FetchingConsumer(AnyConsumer[S]):
                 case Fetch(room, until):
                     came = fetcher.fill(room, is_gone)
                     if not came and until is not None:
-                        waited = fetcher.await_cut(until) if is_held_up else fetcher.wait(until, then)
+                        waited = fetcher.await_log(until) if is_held_up else fetcher.wait(until, then)
                 case Wait(until):
                     waited = fetcher.wait(until)
                 case AwaitGrant(grant):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from kafka_marshal.client.breaker import FAILING, SAID_AFTER_MS, Elsewhere, done_elsewhere
@@ -199,10 +200,11 @@ class Runner:
         """Nothing can be delivered: wait for messages, or, if some wait for messages in flight, for those."""
         fetcher = self._consumer._fetcher
         with self._driver.lock.locked(step=False):
-            is_waiting = self._consumer._delivery.is_waiting
+            delivery = self._consumer._delivery
+            is_waiting, is_held_up = delivery.is_waiting, delivery.is_held_up(self._runtime.now_ms())
             fetcher.look()
         if not is_waiting:
-            return fetcher.wait(float("inf"))
+            return fetcher.await_log(inf) if is_held_up else fetcher.wait(inf)
         if not fetcher.pump(0.0):
             now = self._runtime.monotonic()
             if self._tries.wait(for_any=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from random import Random
 from typing import ClassVar, cast
 from weakref import ref
@@ -84,8 +85,11 @@ class NamedConsumer(ConsumerEngine):
             self.positions.look_up(assignment, start, claims_before)
 
 
-#: A member with messages in flight reads the log in steps of this length (ms): its next take is due by time.
+#: One of many sharers with messages in flight reads the log in steps of this length (ms): its next take is due by time.
 BUSY_STEP_MS = 100.0
+
+#: With messages at its handlers, a thread that waits for more checks this often (ms) whether the log has given a batch.
+HANDLED_MS = 10.0
 
 #: A batch is delivered in parts if reading it takes longer than this (ms).
 FILL_MS = 1_000.0
@@ -121,7 +125,7 @@ _REPORTS = (Loss.POSITION, Loss.KAFKA_OFFSET, Loss.TOPIC_GONE, Loss.HANDLER_TIME
 class SharedAssignment(NamedAssignment):
     """A share of one partition: all in which it differs from a partition that is held whole."""
 
-    __slots__ = ("desk", "is_crowded", "is_dirty", "sent_at", "took")
+    __slots__ = ("desk", "is_ahead", "is_crowded", "is_dirty", "sent_at", "took")
 
     buffer: BatchBuffer
     tracker: BatchTracker
@@ -139,6 +143,8 @@ class SharedAssignment(NamedAssignment):
         self.is_dirty: bool = True
         #: A message waits to be set aside, and the log has too many open ones: nothing more is taken.
         self.is_crowded: bool = False
+        #: What its last take gave, or will give, may wait for a handler.
+        self.is_ahead: bool = False
         #: What our last settle took, if it asked for a batch.
         self.took: str = "nothing"
         #: When a record of it was last sent and is not answered (own clock, ms); None: it is.
@@ -236,6 +242,13 @@ class SharedAssignment(NamedAssignment):
 
     def hand_in(self) -> None:
         self.desk.end()
+
+    def share_out(self, now: float) -> None:
+        """Give back what has not begun: another sharer may begin it."""
+        self.is_ahead = False
+        self.consumer.delivery.in_lanes.recall(self, keep=True)
+        self.desk.give_back_rest()
+        self.report(now)
 
     def lost(self, reason: str, now: float) -> None:
         if self.stage is not Stage.CLAIMING and not self.over:
@@ -503,8 +516,13 @@ class SharedSchedule(Schedule):
         return self._consumer.taking.asked is not None
 
     @property
+    def patience_ms(self) -> float:
+        is_busy = any(share.tracker.runs for share in list(self._consumer.seats.values()))
+        return HANDLED_MS if is_busy and self._consumer.delivery.in_lanes.is_active else inf
+
+    @property
     def harmless_step_ms(self) -> float:
-        return BUSY_STEP_MS if self._consumer.in_hand_now else LINGER_MS
+        return self._consumer.taking.crowded * (BUSY_STEP_MS if self._consumer.in_hand_now else LINGER_MS)
 
 
 class SharedConsumer(NamedConsumer):

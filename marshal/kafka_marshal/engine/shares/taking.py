@@ -2,7 +2,7 @@
 
 All sharers see the same free messages at nearly the same time. If all took at once, all but one would write for
 nothing. So with fewer messages than idle sharers each waits a time that it draws, long enough that the first one's
-record is seen by the others; and all wait until the messages are worth a record.
+record is seen by the others; and all wait until the messages are worth a record: the fewer sharers, the sooner.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from kafka_marshal.engine.shares.desk import Desk, Given
 from kafka_marshal.types import Key
 from rationalizer.limits import MAX_SETTLED_OFFSETS
 from rationalizer.wire.records import Take
+
+#: Each record wakes all sharers. So with this number of them the two times below apply, with fewer in proportion.
+MANY_SHARERS: Final = 16
 
 #: The oldest free message waits this long (ms) for others, so that they share a record.
 LINGER_MS: Final = 20.0
@@ -36,6 +39,8 @@ class Free(NamedTuple):
     #: The sharers, and those of them that have no batch; both with this one.
     sharers: int
     idle: int
+    #: Whether some were given to sharers before.
+    is_again: bool = False
 
 
 class Speed(NamedTuple):
@@ -48,6 +53,8 @@ class Speed(NamedTuple):
     batch_ms: float
     #: The median time (ms) from appending a record to seeing it applied.
     answer_ms: float
+    #: How many messages begin at once: those of free handlers, or if there are none, of all.
+    handlers: int = 0
 
     @property
     def full(self) -> int:
@@ -66,8 +73,14 @@ def worth_it_at(free: Free, speed: Speed, taken_at: float) -> float:
         return inf
     if free.messages >= speed.full:
         return 0.0
-    ripe = 0.0 if free.messages >= speed.worth else free.since + LINGER_MS
-    return max(ripe, taken_at + WORTH_MS)
+    part = 1.0 if free.is_again else crowded(free.sharers)
+    ripe = 0.0 if free.messages >= speed.worth else free.since + part * LINGER_MS
+    return max(ripe, taken_at + part * WORTH_MS)
+
+
+def crowded(sharers: int) -> float:
+    """Up to 1: how long to wait with this number of sharers."""
+    return min(1.0, sharers / MANY_SHARERS)
 
 
 def drawn_wait(free: Free, speed: Speed, draw: float) -> float:
@@ -82,7 +95,7 @@ def drawn_wait(free: Free, speed: Speed, draw: float) -> float:
 def count(free: Free, speed: Speed) -> int:
     """How many of the free messages to take: with others at work, not more than half of this member's part."""
     fair = ceil(free.messages / (2 * max(1, free.sharers)))
-    return max(1, speed.worth, min(speed.full, fair))
+    return max(1, speed.worth, min(speed.handlers, speed.max_messages), min(speed.full, fair))
 
 
 #: Before anything was measured: messages for each millisecond, and the time (ms) from append to applied.
@@ -153,6 +166,8 @@ class Taker(Protocol):
 
     key: Key
     desk: Desk
+    #: What its last take gave, or will give, may wait for a handler.
+    is_ahead: bool
 
     @property
     def failing(self) -> int:
@@ -166,6 +181,9 @@ class Taker(Protocol):
 
     def report(self, now: float, taking: Take | None = None) -> bool:
         """Send what the log does not show yet; taking: the next batch."""
+
+    def share_out(self, now: float) -> None:
+        """Give back what has not begun: another sharer may begin it."""
 
 
 class SharingConsumer(Protocol):
@@ -210,6 +228,10 @@ class Taking:
         #: When (own clock, ms) something is due again, and the next take.
         self.due: float = inf
         self._take_at = inf
+        #: How many handlers the next take is for, and whether all of them are busy.
+        self._handlers, self._is_ahead = 0, False
+        #: How crowded the partition with most sharers is (any thread).
+        self.crowded: float = 1.0
         self._is_stepping = False
         #: This number of reports of done messages is worth a step (any thread).
         self.news_at: int = 1
@@ -242,6 +264,9 @@ class Taking:
             shares = list(self._work.takers())
             for share in shares:
                 share.look(now)
+                if share.is_ahead and share.desk.crowd.sharers > 1 and not (self.awaits(share) or share.failing):
+                    share.share_out(now)
+            self.crowded = max((crowded(share.desk.crowd.sharers) for share in shares), default=1.0)
             is_working = not self._work.are_all_failing
             in_hand = self._work.in_hand_now - sum(share.failing for share in shares) if is_working else 0
             self.pace.look(self._work.done_ever, in_hand, now)
@@ -265,7 +290,7 @@ class Taking:
         if found is None:
             return inf
         share, free = found
-        speed = self.pace.speed
+        speed = self.pace.speed._replace(handlers=self._handlers)
         worth_at = worth_it_at(free, speed, self._taken_at)
         if now < worth_at:
             return worth_at
@@ -300,6 +325,7 @@ class Taking:
         up_to = max(0, desk.shelf.new(desk.free_from).up_to)
         self._drawn, self._taken_at = None, now
         self.asked = share, now
+        share.is_ahead |= self._is_ahead
         share.report(now, (offsets, up_to, self._options.at_most_once))
 
     def _wanted_at(self, shares: Sequence[Taker], now: float) -> float:
@@ -307,7 +333,9 @@ class Taking:
         given: list[Given] = [each for share in shares for each in share.desk.given.values()]
         failing = sum(share.failing for share in shares)
         left = sum(share.desk.left for share in shares) - failing
-        self.news_at = max(1, left // 4)
+        handlers = self._work.handlers
+        self.news_at = max(1, min(left // 4, left - handlers))
+        self._handlers, self._is_ahead = handlers - left if left < handlers else handlers, False
         if not left:
             return now
         is_alone = sum(each.is_alone for each in given) > failing
@@ -317,8 +345,10 @@ class Taking:
         if len(began) < len(given) or is_alone:
             return inf
         half = max(each.size for each in given) / 2 if given else 0.0
-        handlers = self._work.handlers
         if left < max(half, handlers):  # no handler is free while others wait, or hang
+            return now
+        if left == handlers:  # at least once: at most once there are none
+            self._is_ahead = True
             return now
         if handlers or not began:
             return inf
@@ -331,6 +361,9 @@ class Taking:
             crowd, new = share.desk.crowd, share.desk.shelf.new(share.desk.free_from)
             messages = crowd.again + new.messages
             rank = not share.failing, messages / crowd.idle  # what fails waits for what may succeed
+            if self._is_ahead and crowd.sharers > 1:
+                continue  # others may begin it now, and what we see of them is late
             if messages and share.may_take(now) and (best is None or rank > best[0]):
-                best = rank, share, Free(messages, min(crowd.since, new.since), crowd.sharers, crowd.idle)
+                since, is_again = min(crowd.since, new.since), crowd.again > 0
+                best = rank, share, Free(messages, since, crowd.sharers, crowd.idle, is_again)
         return None if best is None else (best[1], best[2])

@@ -6,6 +6,7 @@ it is left behind after a timeout (``time_out``), and the next owner gets it aga
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final, Protocol
 
 from kafka_marshal.engine.effects import Callback, StopFetch, Warn
@@ -146,6 +147,11 @@ class Schedule:
     def awaits_batch(self) -> bool:
         """Whether the log is to show a batch that was asked for."""
         return False
+
+    @property
+    def patience_ms(self) -> float:
+        """How long (ms) a thread waits for messages at most (any thread)."""
+        return inf
 
     @property
     def harmless_step_ms(self) -> float:
