@@ -17,7 +17,7 @@ from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.plane import Loss, Settles
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings, SharingOptions
 from kafka_marshal.engine.shares.desk import BatchBuffer, BatchTracker, Desk, Given, OnceDesk
-from kafka_marshal.engine.shares.taking import LINGER_MS, Taking
+from kafka_marshal.engine.shares.taking import LINGER_MS, MANY_SHARERS, Taking, crowded
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage
 from kafka_marshal.engine.work.consumer import ConsumerEngine, Supply
@@ -125,7 +125,7 @@ _REPORTS = (Loss.POSITION, Loss.KAFKA_OFFSET, Loss.TOPIC_GONE, Loss.HANDLER_TIME
 class SharedAssignment(NamedAssignment):
     """A share of one partition: all in which it differs from a partition that is held whole."""
 
-    __slots__ = ("desk", "is_ahead", "is_crowded", "is_dirty", "sent_at", "took")
+    __slots__ = ("desk", "is_crowded", "is_dirty", "sent_at", "took")
 
     buffer: BatchBuffer
     tracker: BatchTracker
@@ -143,8 +143,6 @@ class SharedAssignment(NamedAssignment):
         self.is_dirty: bool = True
         #: A message waits to be set aside, and the log has too many open ones: nothing more is taken.
         self.is_crowded: bool = False
-        #: What its last take gave, or will give, may wait for a handler.
-        self.is_ahead: bool = False
         #: What our last settle took, if it asked for a batch.
         self.took: str = "nothing"
         #: When a record of it was last sent and is not answered (own clock, ms); None: it is.
@@ -242,13 +240,6 @@ class SharedAssignment(NamedAssignment):
 
     def hand_in(self) -> None:
         self.desk.end()
-
-    def share_out(self, now: float) -> None:
-        """Give back what has not begun: another sharer may begin it."""
-        self.is_ahead = False
-        self.consumer.delivery.in_lanes.recall(self, keep=True)
-        self.desk.give_back_rest()
-        self.report(now)
 
     def lost(self, reason: str, now: float) -> None:
         if self.stage is not Stage.CLAIMING and not self.over:
@@ -522,7 +513,8 @@ class SharedSchedule(Schedule):
 
     @property
     def harmless_step_ms(self) -> float:
-        return self._consumer.taking.crowded * (BUSY_STEP_MS if self._consumer.in_hand_now else LINGER_MS)
+        most = max((x.desk.crowd.sharers for x in self._consumer.desks()), default=MANY_SHARERS)
+        return crowded(most) * (BUSY_STEP_MS if self._consumer.in_hand_now else LINGER_MS)
 
 
 class SharedConsumer(NamedConsumer):
@@ -588,6 +580,14 @@ class SharedConsumer(NamedConsumer):
     def in_hand_now(self) -> int:
         """How many messages are in flight."""
         return sum(x.tracker.in_hand for x in self.desks())
+
+    def share_out(self, key: Key, now: float) -> None:
+        """Give back what has not begun of a partition: another sharer may begin it."""
+        share = self.seats[key]
+        share.desk.is_ahead = False
+        self.delivery.in_lanes.recall(share, keep=True)
+        share.desk.give_back_rest()
+        share.report(now)
 
     def may_begin(self, assignment: SharedAssignment, is_alone: bool) -> bool:
         """Whether a batch may begin: one that two members did not finish is alone, until its try has failed (U10)."""

@@ -342,6 +342,8 @@ class Desk:
         #: messages had been done before.
         self.rests_until: float = 0.0
         self._gave_back = self._done_before = 0
+        #: What the last take gave, or will give, may wait for a handler.
+        self.is_ahead: bool = False
         self._epoch = -1
         self._stable = NOTHING_DONE
 

@@ -166,8 +166,6 @@ class Taker(Protocol):
 
     key: Key
     desk: Desk
-    #: What its last take gave, or will give, may wait for a handler.
-    is_ahead: bool
 
     @property
     def failing(self) -> int:
@@ -182,9 +180,6 @@ class Taker(Protocol):
     def report(self, now: float, taking: Take | None = None) -> bool:
         """Send what the log does not show yet; taking: the next batch."""
 
-    def share_out(self, now: float) -> None:
-        """Give back what has not begun: another sharer may begin it."""
-
 
 class SharingConsumer(Protocol):
     """A consumer, as this module sees it."""
@@ -195,6 +190,9 @@ class SharingConsumer(Protocol):
     @property
     def are_all_failing(self) -> bool:
         """Whether nothing succeeds here."""
+
+    def share_out(self, key: Key, now: float) -> None:
+        """Give back what has not begun of a partition: another sharer may begin it."""
 
     @property
     def done_ever(self) -> int: ...
@@ -220,7 +218,7 @@ class Taking:
         self.asked: tuple[Taker, float] | None = None
         self._taken_at = -inf
         #: When the last probe began (own clock, ms), and by partition up to how many messages it takes.
-        self._probed_at, self._probe_to = -inf, dict[Key, int]()
+        self._probed: tuple[float, dict[Key, int]] = (-inf, {})
         #: What takes gave: a batch that no member had, one that some had, nothing.
         self.given: dict[str, int] = {"new": 0, "again": 0, "nothing": 0}
         #: What was free when a wait was drawn, and until when (own clock, ms) it lasts.
@@ -229,9 +227,7 @@ class Taking:
         self.due: float = inf
         self._take_at = inf
         #: How many handlers the next take is for, and whether all of them are busy.
-        self._handlers, self._is_ahead = 0, False
-        #: How crowded the partition with most sharers is (any thread).
-        self.crowded: float = 1.0
+        self._begins: tuple[int, bool] = (0, False)
         self._is_stepping = False
         #: This number of reports of done messages is worth a step (any thread).
         self.news_at: int = 1
@@ -264,9 +260,8 @@ class Taking:
             shares = list(self._work.takers())
             for share in shares:
                 share.look(now)
-                if share.is_ahead and share.desk.crowd.sharers > 1 and not (self.awaits(share) or share.failing):
-                    share.share_out(now)
-            self.crowded = max((crowded(share.desk.crowd.sharers) for share in shares), default=1.0)
+                if share.desk.is_ahead and share.desk.crowd.sharers > 1 and not (self.awaits(share) or share.failing):
+                    self._work.share_out(share.key, now)
             is_working = not self._work.are_all_failing
             in_hand = self._work.in_hand_now - sum(share.failing for share in shares) if is_working else 0
             self.pace.look(self._work.done_ever, in_hand, now)
@@ -290,7 +285,7 @@ class Taking:
         if found is None:
             return inf
         share, free = found
-        speed = self.pace.speed._replace(handlers=self._handlers)
+        speed = self.pace.speed._replace(handlers=self._begins[0])
         worth_at = worth_it_at(free, speed, self._taken_at)
         if now < worth_at:
             return worth_at
@@ -309,12 +304,13 @@ class Taking:
         was redriven comes one by one: a probe of that is many takes.
         """
         in_hand = {share.key: sum(each.size for each in share.desk.given.values()) for share in shares}
-        if now >= self._probed_at + PROBE_MS:
-            self._probed_at, self._probe_to = now, {key: 1 + 2 * messages for key, messages in in_hand.items()}
-        most = {key: self._probe_to.get(key, 1) for key in in_hand}
+        if now >= self._probed[0] + PROBE_MS:
+            self._probed = now, {key: 1 + 2 * messages for key, messages in in_hand.items()}
+        probed_at, probe_to = self._probed
+        most = {key: probe_to.get(key, 1) for key in in_hand}
         fit = [x for x in shares if in_hand[x.key] < min(most[x.key], MOST_FAILING)]
         if (found := self._most_free(fit, now)) is None:
-            return self._probed_at + PROBE_MS
+            return probed_at + PROBE_MS
         share = found[0]
         self._take(share, min(self.pace.max_messages, most[share.key] - in_hand[share.key]), now)
         return now + self._again_ms
@@ -325,7 +321,7 @@ class Taking:
         up_to = max(0, desk.shelf.new(desk.free_from).up_to)
         self._drawn, self._taken_at = None, now
         self.asked = share, now
-        share.is_ahead |= self._is_ahead
+        desk.is_ahead |= self._begins[1]
         share.report(now, (offsets, up_to, self._options.at_most_once))
 
     def _wanted_at(self, shares: Sequence[Taker], now: float) -> float:
@@ -335,7 +331,7 @@ class Taking:
         left = sum(share.desk.left for share in shares) - failing
         handlers = self._work.handlers
         self.news_at = max(1, min(left // 4, left - handlers))
-        self._handlers, self._is_ahead = handlers - left if left < handlers else handlers, False
+        self._begins = handlers - left if left < handlers else handlers, False
         if not left:
             return now
         is_alone = sum(each.is_alone for each in given) > failing
@@ -348,7 +344,7 @@ class Taking:
         if left < max(half, handlers):  # no handler is free while others wait, or hang
             return now
         if left == handlers:  # at least once: at most once there are none
-            self._is_ahead = True
+            self._begins = handlers, True
             return now
         if handlers or not began:
             return inf
@@ -361,7 +357,7 @@ class Taking:
             crowd, new = share.desk.crowd, share.desk.shelf.new(share.desk.free_from)
             messages = crowd.again + new.messages
             rank = not share.failing, messages / crowd.idle  # what fails waits for what may succeed
-            if self._is_ahead and crowd.sharers > 1:
+            if self._begins[1] and crowd.sharers > 1:
                 continue  # others may begin it now, and what we see of them is late
             if messages and share.may_take(now) and (best is None or rank > best[0]):
                 since, is_again = min(crowd.since, new.since), crowd.again > 0
