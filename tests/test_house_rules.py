@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (334, 103_400)
+MOST_OF_ALL = (334, 103_390)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
