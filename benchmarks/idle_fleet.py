@@ -128,8 +128,8 @@ def measure(members: int, seconds: float, in_steps: bool, data_wait_ms: str = ""
     with LocalBroker(jvm_options=JVM) as broker, ExitStack() as stack:
         bootstrap, home = broker.bootstrap_servers, route_group(GROUP, CPS)
         cluster = KafkaCluster(bootstrap, {})
-        create_topic(cluster, COORDINATION, CPS, 10)
-        cluster.create_topic(TOPIC, members, 1, {}, 10)
+        create_topic(cluster, COORDINATION, CPS, START_S)
+        cluster.create_topic(TOPIC, members, 1, {}, START_S)
         time.sleep(seconds / 4)
         bare, began = worked(broker.pid_of(1)), time.monotonic()
         time.sleep(seconds / 2)
@@ -148,7 +148,7 @@ def measure(members: int, seconds: float, in_steps: bool, data_wait_ms: str = ""
         pids = [process.pid for process in ours]
 
         def so_far() -> tuple[int, float, float]:
-            _, end = cluster.watermarks([(COORDINATION, home)], 10)[COORDINATION, home]
+            _, end = cluster.watermarks([(COORDINATION, home)], START_S)[COORDINATION, home]
             return end, worked(broker.pid_of(1)), sum(map(spent, pids))
 
         def read_so_far() -> tuple[float, int, int]:

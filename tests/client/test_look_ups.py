@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,7 +12,7 @@ from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.node.effects import MANY, TOGETHER
-from kafka_marshal.ports import TopicPartition
+from kafka_marshal.ports import TopicInfo, TopicPartition
 from rationalizer import Upgrade, encode
 from tests.client.conftest import wait_until
 
@@ -20,18 +21,23 @@ Marks = dict[TopicPartition, tuple[int, int]]
 
 
 class Asked(MemoryCluster):
-    """Counts what is asked of the data topic. `refuses`: questions about several partitions fail."""
+    """Counts what is asked of the data topic. `refuses`: questions about several partitions fail; `is_silent`: all."""
 
-    refuses = False
+    refuses = is_silent = lists_nothing = False
     questions: list[int]
 
     def watermarks(self, partitions: Iterable[TopicPartition], timeout_s: float) -> Marks:
         keys = list(partitions)
         if keys[0][0] == "t":
             self.questions.append(len(keys))
-            if self.refuses and len(keys) > 1:
+            if self.is_silent or (self.refuses and len(keys) > 1):
                 raise KafkaUnavailableError("one of their leaders does not answer")
         return super().watermarks(keys, timeout_s)
+
+    def topics(self, timeout_s: float, max_age_s: float = 0.0) -> dict[str, TopicInfo]:
+        if self.lists_nothing:
+            raise KafkaUnavailableError("no broker lists its topics.")
+        return super().topics(timeout_s, max_age_s)
 
 
 @pytest.fixture
@@ -56,3 +62,27 @@ def test_many_partitions_are_asked_for_together(cluster: Asked, refuses: bool) -
     together = [number for number in cluster.questions if number > 1]
     assert together == [TOGETHER, MANY]
     assert cluster.questions.count(1) == (PARTITIONS if refuses else 0)
+
+
+def waits(marshal: Marshal, text: str) -> str:
+    return next((each for each in marshal.health().problems if text in each), "")
+
+
+def test_health_says_that_a_consumer_waits_for_its_topics(cluster: Asked) -> None:
+    with Marshal.on_cluster(cluster, group_id="g", client_id="a") as marshal, ThreadPoolExecutor(1) as pool:
+        cluster.lists_nothing = True
+        opening = pool.submit(marshal.consumer, ["^t$"])
+        text = wait_until(lambda: waits(marshal, "the consumer waits for its topics"))
+        assert text.endswith("no broker lists its topics. Nothing of it is delivered until then; it goes on by itself")
+        cluster.lists_nothing = False
+        opening.result(10)
+        assert marshal.health().ok
+
+
+def test_health_says_which_partitions_wait_for_their_log_start(cluster: Asked) -> None:
+    cluster.is_silent = True
+    with Marshal.on_cluster(cluster, group_id="g", client_id="a") as marshal, marshal.consumer(["t"], mode=Group()):
+        text = wait_until(lambda: waits(marshal, "(3 more wait so)"))
+        assert "log start and end not found, asking again: one of their leaders does not answer (" in text
+        cluster.is_silent = False
+        wait_until(lambda: marshal.health().ok)

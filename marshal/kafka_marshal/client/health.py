@@ -277,6 +277,9 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
             "or its session, run out. It reads again with a new client by itself; where that does not help, this "
             "Marshal ends, and others take over what it held"
         )
+    if waits := list(driver.effects.events.waits.values()):
+        others = f" ({len(waits) - 1} more wait so)" if len(waits) > 1 else ""
+        yield f"{waits[0].rstrip('.')}{others}. Nothing of it is delivered until then; it goes on by itself"
     if driver.upkeep.guard.harm:
         yield driver.upkeep.guard.harm
     if back := driver.replica.checks.back:

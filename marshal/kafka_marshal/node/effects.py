@@ -191,15 +191,17 @@ class LookUps(DriverPart):
                     first = _first_offset(self._cluster, topic, log_time, wanted, marks[key], LOOKUP_TIMEOUT_S)
                     with lock.locked():
                         lock.engine.take(None, lock.engine.located, wanted, *marks[key], first, self._now_ms())
-                    return
+                    break
                 self._rate_limited.warn(
                     "no_leader", key, f"{key[0]} [{key[1]}]: has no leader at the moment; asking again"
                 )
             except MarshalError as error:
                 text = f"{key[0]} [{key[1]}]: log start and end not found, asking again: {error}"
                 self._rate_limited.unanswered("look_up_failed", key, text)
+                self._events.waits[key] = text
             with lock.condition:
                 lock.condition.wait(0.2)
+        self._events.waits.pop(key, None)
 
 
 def _first_offset(

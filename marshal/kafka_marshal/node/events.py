@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -56,6 +56,8 @@ class Events:
         #: Why it has not answered since, and since when that is known (own clock, ms).
         self._trouble, self._trouble_at = "", inf
         self._is_away = False
+        #: What Kafka was asked for and has not answered yet, by what waits for it, for people. Read without a lock.
+        self.waits: dict[Hashable, str] = {}
         #: Two threads may take the lines.
         self._lines: deque[partial[None]] = deque()
 

@@ -144,8 +144,10 @@ class TopicRounds(DriverPart, LongJob):
                     raise
                 text = f"the consumer waits for its topics, asking again for {left_s:.0f} s: {error}"
                 self._rate_limited.warn("topics_not_found", "first topics", text)
+                self._events.waits[number] = text
                 self._runtime.box().get(AGAIN_S)
                 continue
+            self._events.waits.pop(number, None)
             with self._lock.locked():
                 has_passed_on = self._pass_on(interest, topics)
                 if counted:
@@ -154,6 +156,7 @@ class TopicRounds(DriverPart, LongJob):
 
     def remove(self, number: int) -> None:
         """A consumer has ended: its topics need not be checked for it any more."""
+        self._events.waits.pop(number, None)
         with self._lock.condition:
             self._watch.remove(number)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -28,6 +29,7 @@ from kafka_marshal.adapters.kafka.errors import (
     marshal_error,
 )
 from kafka_marshal.errors import ClosedError, grant
+from kafka_marshal.logs import log
 from kafka_marshal.ports import TopicInfo, TopicPartition
 from kafka_marshal.secret import values_of
 
@@ -115,6 +117,10 @@ LONGEST_RETRY_S = 1.0
 
 #: A leader's answer if no message is as late as was asked for.
 _NO_SUCH_OFFSET: Final = -1
+
+#: A try waits this long for its answer (s), each further one twice as long: one answer that never comes, or late, must
+#: not take all of a start's time. A question with less than twice that left waits for its answer to the end.
+FIRST_TRY_S = 5.0
 
 #: The broker is not the leader (any more), or became leader again since the metadata was fetched.
 _LEADER_CODES = frozenset(
@@ -233,16 +239,17 @@ class Questions:
         changing: bool = False,
         needs: str = "",
     ) -> T:
-        """Ask, again and again while the answer is one that passes by itself, until the time is up.
+        """Ask, again and again while the answer is one that passes by itself, or does not come, until the time is up.
 
         needs: the right that it takes (``rights.grant``), if the answer does not say so.
         """
-        deadline, pause_s = time.monotonic() + timeout_s, RETRY_S
+        deadline, pause_s, try_s = time.monotonic() + timeout_s, RETRY_S, FIRST_TRY_S
+        say_at = time.monotonic() + try_s
         while True:
             with self._admin.use() as admin:
                 left_s = max(0.001, deadline - time.monotonic())
                 try:
-                    return ask(admin, left_s)
+                    return ask(admin, left_s if changing or left_s < 2 * try_s else try_s)
                 except KafkaException as error:
                     self.serve()
                     code = kafka_error(error).code()
@@ -250,10 +257,17 @@ class Questions:
                         raise _NoLeadersError from error
                     is_broken = code in _BROKEN_CODES and not changing
                     pause_s = min(pause_s * random.uniform(1.5, 2.5), LONGEST_RETRY_S) if is_broken else RETRY_S
-                    if not (is_broken or code in RETRY_CODES) or deadline - time.monotonic() < pause_s:
-                        raise marshal_error(
+                    is_last = not (is_broken or code in RETRY_CODES) or deadline - time.monotonic() < pause_s
+                    if is_last or (is_broken and time.monotonic() >= say_at):
+                        found = marshal_error(
                             error, doing, self._bootstrap, self._troubles, changing=changing, needs=needs
-                        ) from error
+                        )
+                        if is_last:
+                            raise found from error
+                        text = "%s It is asked again, for %.0f s more"
+                        log(logging.WARNING, "look_up_failed", text, found, deadline - time.monotonic())
+                        try_s *= 2
+                        say_at = time.monotonic() + try_s
                     if code in _LEADER_CODES:
                         self._fetch_metadata(admin, deadline - time.monotonic())
                 finally:
