@@ -151,7 +151,7 @@ def test_no_function_is_too_long() -> None:
 #: Package → (modules, lines) that it may have, docstrings included. A ratchet: anybody lowers it, only an issue that
 #: names the price of a feature raises it.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
-    "adapters": (20, 5_560),
+    "adapters": (20, 5_570),
     "admin": (16, 6_230),
     "archive": (3, 820),
     "checkpoints": (3, 590),
@@ -160,7 +160,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "engine": (58, 18_420),
     "kafka_marshal": (14, 2_820),
     "metrics": (6, 1_580),
-    "node": (17, 4_480),
+    "node": (17, 4_490),
     "observe": (17, 5_900),
     "pipeline": (21, 8_070),
     "rationalizer": (42, 10_030),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (334, 103_390)
+MOST_OF_ALL = (334, 103_420)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -279,7 +279,7 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
         )
     if waits := list(driver.effects.events.waits.values()):
         others = f" ({len(waits) - 1} more wait so)" if len(waits) > 1 else ""
-        yield f"{waits[0].rstrip('.')}{others}. Nothing of it is delivered until then; it goes on by itself"
+        yield f"{waits[0].rstrip('.')}{others}. Nothing of it is delivered until then; it continues by itself"
     if driver.upkeep.guard.harm:
         yield driver.upkeep.guard.harm
     if back := driver.replica.checks.back:
