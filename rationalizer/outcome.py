@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import builtins
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, NamedTuple
 
 from rationalizer import codes
+from rationalizer.frozen import frozen
 from rationalizer.wire.codec import build
 from rationalizer.wire.records import (
     CommitOffsets,
@@ -32,7 +33,7 @@ class Added(NamedTuple):
 NOTHING_ADDED: Final = Added()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Outcome:
     """What `World.apply` concluded about one record (D2).
 

@@ -11,12 +11,13 @@ protocol: ints, milliseconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.types import Key
+from rationalizer.frozen import frozen
 
 #: What a Cluster calls a partition.
 TopicPartition = Key
@@ -64,7 +65,7 @@ class FaultKind(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TailFault:
     """A fault of one partition (or of the whole tail: partition None)."""
 
@@ -73,7 +74,7 @@ class TailFault:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TailBatch:
     """What one read of a tail brought, in log order within each partition."""
 
@@ -121,7 +122,7 @@ class Tail(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ack:
     """A broker's answer to an append. It proves nothing about the state (T4), but names the offset."""
 
@@ -224,7 +225,7 @@ class TransactionalProducer(Protocol):
         """Free the connection, at once. A transaction that is open is left to the next init(). Idempotent."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DataFault:
     """A fault while reading a data partition (or all of them: topic None)."""
 
@@ -271,7 +272,7 @@ class DataReader(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TopicInfo:
     """One topic as the cluster describes it."""
 
@@ -284,7 +285,7 @@ class TopicInfo:
     leaderless: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TopicConfig:
     """A topic's info and its configuration values (names as in Kafka, values as strings)."""
 
@@ -293,7 +294,7 @@ class TopicConfig:
     settings: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KafkaGroup:
     """A consumer group of Kafka's own (classic or KIP-848). Both are empty if there is none of that name."""
 

@@ -6,10 +6,10 @@ Types of one layer are in that layer.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Self
 
+from rationalizer.frozen import frozen
 from rationalizer.limits import MAX_KEY_HASH
 
 #: (topic, partition)
@@ -108,7 +108,7 @@ class TopicPartition(NamedTuple):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OpenMessages:
     """Messages that progress has passed, and that are open all the same: offsets first … last (H1)."""
 
@@ -129,7 +129,7 @@ class OpenMessages:
         return self.parked is not None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Committed:
     """What of one partition is done for a group."""
 
@@ -145,7 +145,7 @@ class Committed:
     open: tuple[OpenMessages, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sharer:
     """One of several that work on a partition at the same time."""
 
@@ -161,7 +161,7 @@ class Sharer:
     keys: tuple[int, int] | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LeaseInfo:
     """One lease at one moment, or one piece of a partition of a coordinated group (``kind``)."""
 

@@ -14,10 +14,11 @@ from __future__ import annotations
 import re
 from collections import namedtuple
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from enum import Enum
 from typing import Any, ClassVar, Final, NamedTuple, Self, cast
 
+from rationalizer.frozen import frozen
 from rationalizer.levels import level_of_record
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.wire import wellformed as ok
@@ -31,7 +32,7 @@ class InvalidRecordError(ValueError):
     """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Record:
     """What all records begin with (E1): who says it, and about which group.
 
@@ -63,7 +64,7 @@ class Record:
         return cls(instance_id, client_id, group_id, *own)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LeaseRecord(Record):
     """What is about one lease begins with it (L3)."""
 
@@ -71,7 +72,7 @@ class LeaseRecord(Record):
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Heartbeat(LeaseRecord):
     """I live, and am this far (C5). `epoch` None: take over from my earlier instance (C7).
 
@@ -83,7 +84,7 @@ class Heartbeat(LeaseRecord):
     last_offset: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClaimingPartition(LeaseRecord):
     """I want this lease (C3), and will beat within `heartbeat_interval_ms` (100 … 600,000; C2)."""
 
@@ -91,7 +92,7 @@ class ClaimingPartition(LeaseRecord):
     heartbeat_interval_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReleasingPartition(LeaseRecord):
     """I give the lease back (C8), done up to `last_offset` (None: says nothing about it)."""
 
@@ -100,7 +101,7 @@ class ReleasingPartition(LeaseRecord):
     last_offset: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClaimingMessages(LeaseRecord):
     """Grant me, and no other client ever, what is not done up to `proposed_last_offset` (C12)."""
 
@@ -109,7 +110,7 @@ class ClaimingMessages(LeaseRecord):
     proposed_last_offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReleaseGroup(Record):
     """Pause the group until log time `msg_expire_time` (ms); not after the log time: end the pause (C10)."""
 
@@ -117,7 +118,7 @@ class ReleaseGroup(Record):
     msg_expire_time: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BeatEntry:
     """One heartbeat within a HeartbeatBatch; its epoch is never None."""
 
@@ -131,7 +132,7 @@ class BeatEntry:
             raise InvalidRecordError(f"BeatEntry: {self!r} is invalid: {ok.BEAT_ENTRY_WANTS}. Nothing was written.")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeartbeatBatch(Record):
     """As many Heartbeats, in order. All of its leases belong to one CP (L3)."""
 
@@ -156,7 +157,7 @@ class HeartbeatBatch(Record):
         return cls(instance_id, client_id, group_id, tuple(BeatEntry(*entry) for entry in own[0]))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CommitRanges(LeaseRecord):
     """These offsets are done (P3-P5): 1 … 10,000 inclusive (first, last), in any order."""
 
@@ -165,21 +166,21 @@ class CommitRanges(LeaseRecord):
     ranges: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ForgetGroup(Record):
     """Drop what this CP knows of the group, unless it is at work (C16)."""
 
     TYPE: ClassVar[int] = 8
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tick(Record):
     """Nothing but the broker's stamp, which moves log time (T3)."""
 
     TYPE: ClassVar[int] = 32
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Upgrade(Record):
     """From here on the CP is at `level` (E4)."""
 
@@ -193,7 +194,7 @@ class Upgrade(Record):
 Topics = tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JoinGroup(Record):
     """I want to be a member (G11): a new one, again with other values, or in place of my earlier instance.
 
@@ -211,7 +212,7 @@ class JoinGroup(Record):
     topics: Topics
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GroupHeartbeat(Record):
     """I live, and know this generation (G13)."""
 
@@ -220,7 +221,7 @@ class GroupHeartbeat(Record):
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LeaveGroup(Record):
     """I am a member no longer (G13)."""
 
@@ -264,7 +265,7 @@ class _OfEntries(Record):
         return super().of_fields(instance_id, client_id, group_id, (*head, found))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CommitOffsets(_OfEntries):
     """This is done (G14); with member_id "": the pausing client sets these positions (G21).
 
@@ -278,7 +279,7 @@ class CommitOffsets(_OfEntries):
     entries: tuple[CommitEntry, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TopicsChanged(Record):
     """My pattern matches these topics now, with these numbers of partitions (G12, G13)."""
 
@@ -291,7 +292,7 @@ class TopicsChanged(Record):
 Setting = bool | int | tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConfigureGroup(Record):
     """Change these settings (G19); in other CPs than the group's home: it is a coordinated group (G2).
 
@@ -314,7 +315,7 @@ class ConfigureGroup(Record):
 # -- checkpoints (section 7) -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BeginCheckpoint(Record):
     """Take a checkpoint (X4): the first one, or a barrier opens.
 
@@ -330,7 +331,7 @@ class BeginCheckpoint(Record):
     hold: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AnswerBarrier(_OfEntries):
     """My cut for this barrier (X5): `answer` is REFUSED, REACHED or REACHED_AND_LEAVES, `entries` what is done."""
 
@@ -342,7 +343,7 @@ class AnswerBarrier(_OfEntries):
     entries: tuple[CommitEntry, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rollback(Record):
     """All go back to this checkpoint, 0: the newest (X8), if the group's generation still is this one."""
 
@@ -351,7 +352,7 @@ class Rollback(Record):
     checkpoint: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KeepCheckpoint(Record):
     """Change what is kept (X9): `action` is RETIRE, PIN or END."""
 
@@ -372,7 +373,7 @@ Parked = tuple[tuple[int, int, int, str], ...]
 Take = tuple[int, int, bool]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClaimingShare(LeaseRecord):
     """I want a part of this lease (B3): the key hashes lo … hi, or, without both, batches.
 
@@ -386,7 +387,7 @@ class ClaimingShare(LeaseRecord):
     start: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SettlingMessages(LeaseRecord):
     """These messages of a lease are done, opened or parked (H3), and `take`: the next batch for me (B5).
 
@@ -402,7 +403,7 @@ class SettlingMessages(LeaseRecord):
     take: Take | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SettleOffsets(Record):
     """These messages of a coordinated group are done, opened or parked (H4); with member_id "": as an operator."""
 
@@ -439,7 +440,7 @@ class DuringPause(Enum):
 _HEAD: Final = ("version", "type", "instance_id", "client_id", "group_id")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Kind:
     """One row of the tables of sections 3, 5, 7 and 7b. `whole`: what must hold of all own fields together."""
 

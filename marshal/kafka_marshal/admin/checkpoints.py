@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from shlex import quote
 from typing import Final
@@ -53,6 +53,7 @@ from rationalizer import (
     codes,
     route_group,
 )
+from rationalizer.frozen import frozen
 from rationalizer.groups.checkpoints import Checkpoints
 from rationalizer.levels import CHECKPOINTS_LEVEL
 from rationalizer.limits import MAX_KEY_HASH
@@ -76,7 +77,7 @@ _TRIES: Final = 20
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KeptCheckpoint:
     """A checkpoint that the group keeps."""
 
@@ -90,7 +91,7 @@ class KeptCheckpoint:
     is_newest: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TakenCheckpoint:
     """A checkpoint that was asked for, and is complete."""
 
@@ -105,7 +106,7 @@ class TakenCheckpoint:
     pinned: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rewound(Placed):
     """One partition of a rollback. Both positions are the offset to read next."""
 
@@ -119,7 +120,7 @@ class Rewound(Placed):
     gone: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RolledBack:
     """A rollback, done or planned."""
 
@@ -527,7 +528,7 @@ def _take(session: Session, timeout_s: float, should_pin: bool) -> TakenCheckpoi
 # -- the way back ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Way:
     """From the newest checkpoint to another: what each sees of every partition."""
 

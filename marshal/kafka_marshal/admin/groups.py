@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from shlex import quote
 from typing import overload
@@ -30,10 +30,11 @@ from rationalizer import (
     Settings,
     codes,
 )
+from rationalizer.frozen import frozen
 from rationalizer.levels import GROUPS_LEVEL
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PausedPartition:
     """One coordination partition in which a group is paused."""
 

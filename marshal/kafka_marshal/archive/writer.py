@@ -18,6 +18,7 @@ from kafka_marshal.errors import ArchiveError, LogCutError
 from kafka_marshal.observe.log import Log
 from kafka_marshal.ports import Cluster, LogEntry
 from rationalizer import World
+from rationalizer.frozen import frozen
 from rationalizer.limits import SNAPSHOT_INTERVAL
 
 #: Files end at multiples of this many offsets: where snapshots are due, so where prune cuts.
@@ -26,7 +27,7 @@ FILE_OFFSETS: Final = 5 * SNAPSHOT_INTERVAL
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Gap:
     """Offsets that an archive does not have, behind others: they were pruned first, or a file is missing."""
 
@@ -37,7 +38,7 @@ class Gap:
     until: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ArchivedPartition:
     """What was done for one coordination partition."""
 
@@ -57,7 +58,7 @@ class ArchivedPartition:
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Archived:
     """What was added to an archive."""
 

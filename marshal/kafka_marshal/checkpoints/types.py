@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, field
 from typing import Any, Final, Literal
 
 from kafka_marshal import arguments
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.types import Key, Placed
+from rationalizer.frozen import frozen
 from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.routing import key_hash
 
@@ -31,7 +32,7 @@ MOST_DRAIN_SHARE: Final = 0.9
 WhyRestored = Literal["joined", "handed_over", "lost", "rollback", "positions"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CheckpointPolicy:
     """How a group takes checkpoints, at all its members or none: its progress moves only at one, with the state then.
 
@@ -119,7 +120,7 @@ class _Piece(Placed):
         return has_key(self.lo, self.hi, key, offset)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CheckpointPiece(_Piece):
     """Key hashes lo … hi of a partition (all of them: the whole partition), whose state is to be saved."""
 
@@ -135,7 +136,7 @@ class CheckpointPiece(_Piece):
         return iter((self.topic, self.partition, self.lo, self.hi))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RestorePiece(_Piece):
     """Key hashes lo … hi of a partition (all of them: the whole partition), and where they continue."""
 
@@ -171,7 +172,7 @@ class RestorePiece(_Piece):
         yield from (self.epoch, self.position, self.ranges, self.states)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Checkpoint:
     """What ``on_checkpoint`` is given: save the state of these pieces under this id.
 
@@ -191,7 +192,7 @@ class Checkpoint:
     needed: Mapping[Key, frozenset[int]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Restore:
     """What ``on_restore`` is given: take the state of these pieces from the checkpoint; what they had is void."""
 

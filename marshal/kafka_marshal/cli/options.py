@@ -32,6 +32,7 @@ from kafka_marshal.observe.text import (
 )
 from kafka_marshal.secret import values_of, visible
 from kafka_marshal.topic_names import DEFAULT_TOPIC, is_topic_name
+from rationalizer.frozen import frozen
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -310,7 +311,7 @@ def topic_partition(value: str) -> tuple[str, int]:
     return match["topic"], int(match["partition"])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PartitionTarget:
     """One --partition. partition None: all of the topic; position None: that of --to."""
 

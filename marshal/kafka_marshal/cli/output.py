@@ -11,13 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import click
 
 from kafka_marshal.cli.app import paint
 from kafka_marshal.secret import visible
+from rationalizer.frozen import frozen
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +29,7 @@ T = TypeVar("T")
 _PATIENCE_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cell:
     """A cell with a style (rich's names) and a shorter text for terminals."""
 
@@ -38,7 +38,7 @@ class Cell:
     short: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Column:
     """A column: its title, whether it is aligned to the right, whether it may be folded if space is short."""
 
@@ -56,7 +56,7 @@ class Column:
 Row = Sequence[str | Cell]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Field(Generic[T]):
     """What is shown of each row: its name in JSON, its column, and where its value comes from.
 

@@ -7,7 +7,7 @@ message is not the reason, so none of them makes a dead letter. docs/handlers.md
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from inspect import iscoroutinefunction
 from random import Random
@@ -20,6 +20,7 @@ from kafka_marshal.client.options import ConsumerOptions, check_names
 from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.topic_names import is_topic_name
+from rationalizer.frozen import frozen
 
 
 class Fate(IntEnum):
@@ -73,7 +74,7 @@ JITTER = 0.5
 Handler = Callable[[Any], object] | Callable[[Any], Awaitable[object]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Retry:
     """When a message whose handler failed is tried again, in its place: later messages of its key wait.
 
@@ -135,7 +136,7 @@ def _kinds(name: str, given: object) -> tuple[type[Exception], ...]:
 ONCE = Retry(attempts=1)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Hooks:
     """Functions called around each try, in the handler's thread or task; what they raise is only logged.
 
@@ -190,7 +191,7 @@ RUN: RunSettings = {
 _ORDER_OF_SHARES: RunSettings = {"order": "none"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunOptions:
     """The options of ``run``, checked."""
 

@@ -6,13 +6,14 @@ An effect is data: the engine itself calls nothing. Offsets, partitions and time
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import NamedTuple
 
 from kafka_marshal.engine.inputs import given
 from kafka_marshal.types import Key, Start
 from rationalizer import Record
+from rationalizer.frozen import frozen
 from rationalizer.limits import MAX_KEY_HASH
 
 __all__ = [
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Append:
     """Append a record to a CP; answer with ``Engine.acked(token, …)``."""
 
@@ -48,7 +49,7 @@ class Append:
     token: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StartFetch:
     """Fetch a data partition from offset on (again, if it is fetched already)."""
 
@@ -57,7 +58,7 @@ class StartFetch:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StopFetch:
     """Stop fetching a data partition, and drop what was fetched."""
 
@@ -65,7 +66,7 @@ class StopFetch:
     key: Key
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LookUp:
     """Ask the partition leader for log start, log end and (unless ``start`` is "earliest") the start offset.
 
@@ -93,7 +94,7 @@ class TakeOverStep(StrEnum):
     SET = "set"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TakeOver:
     """Carry out a step of taking over; answer with ``TakeOvers.answered``, or ``failed``. Each may block."""
 
@@ -107,7 +108,7 @@ class TakeOver:
     offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CloseProducer:
     """A holding is over: close its transactional producer. A commit in progress ends first, or is fenced."""
 
@@ -137,7 +138,7 @@ class Piece(NamedTuple):
     hi: int = MAX_KEY_HASH
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Call:
     """Run a callback of the user; answer with ``Engine.called(…)`` when it has returned or raised."""
 
@@ -156,7 +157,7 @@ class SavedPiece(NamedTuple):
     hi: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SaveState:
     """Have the program save the state of these pieces under the barrier's id (X13, X18).
 
@@ -195,7 +196,7 @@ class RestoredPiece(NamedTuple):
     initial: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RestoreState:
     """Have the program take the state of these pieces from a checkpoint (X17); answer with ``restored``."""
 
@@ -210,7 +211,7 @@ class RestoreState:
     positions: Mapping[Key, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CheckpointCompleted:
     """Notify the program: a checkpoint that this member took part in is complete."""
 
@@ -218,7 +219,7 @@ class CheckpointCompleted:
     checkpoint: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Warn:
     """Warn people in the program's log: something was lost or skipped."""
 
@@ -226,7 +227,7 @@ class Warn:
     is_error: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Note:
     """Report in the program's log that a lease was gained or lost; many at once become one line."""
 

@@ -16,10 +16,11 @@ from typing import Protocol
 from kafka_marshal.engine.settings import proof_margin_ms
 from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
+from rationalizer.frozen import frozen
 from rationalizer.limits import MAX_INTERVALS
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HandIn:
     """Our release, as our replica applied it as accepted."""
 
@@ -198,7 +199,7 @@ class Holding:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Proof:
     """These leases, at these epochs, were beaten by a record sent at sent_at."""
 

@@ -18,6 +18,7 @@ import xxhash
 
 from kafka_marshal import arguments
 from kafka_marshal.types import Key
+from rationalizer.frozen import frozen
 
 __all__ = [
     "MAX_CYCLES",
@@ -39,7 +40,7 @@ __all__ = [
 MAX_CYCLES = 20
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cycle:
     """How we kept up with one partition during one heartbeat interval."""
 
@@ -51,7 +52,7 @@ class Cycle:
     growth: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PartitionView:
     """One partition of the subscription, as a policy sees it."""
 
@@ -108,7 +109,7 @@ class Partitions(dict[Key, PartitionView]):
         return copy
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class View:
     """The subscription as one client sees it: a snapshot, equal for all clients except for records in flight."""
 
@@ -135,7 +136,7 @@ class View:
     order: Mapping[Key, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Wishes:
     """What a policy wants, in order of preference."""
 
@@ -171,7 +172,7 @@ class Policy:
         return _Both(self, other)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Both(Policy):
     first: Policy
     second: Policy

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 from kafka_marshal.engine.figures import Distribution
+from rationalizer.frozen import frozen
 
 
 class PartitionMetrics(NamedTuple):
@@ -40,7 +41,7 @@ class PartitionMetrics(NamedTuple):
     hot_key_share: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MessageCounts:
     """Messages of a partition since this Marshal was created, held now or not."""
 
@@ -52,7 +53,7 @@ class MessageCounts:
     processed: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RecordCount:
     """Records of the coordination log that this replica has applied since it caught up."""
 
@@ -63,7 +64,7 @@ class RecordCount:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TopicCount:
     """A count for a topic."""
 
@@ -71,7 +72,7 @@ class TopicCount:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OutcomeCount:
     """Transactions that ended in a way."""
 
@@ -80,7 +81,7 @@ class OutcomeCount:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Failures:
     """Tries of ``run`` that raised."""
 
@@ -90,7 +91,7 @@ class Failures:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Processing:
     """The durations of handlers of ``run``, if it has the hooks ``marshal.timing()``."""
 
@@ -239,7 +240,7 @@ _MESSAGING = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Metric:
     """One metric: its name, and how to read it."""
 

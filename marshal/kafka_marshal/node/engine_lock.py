@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kafka_marshal.errors import ClosedError
+from rationalizer.frozen import frozen
 
 if TYPE_CHECKING:
     from kafka_marshal.engine.effects import Call, Effect, RestoreState, SaveState, TakeOver
@@ -27,7 +27,7 @@ T = TypeVar("T")
 under_lock: ContextVar[bool] = ContextVar("under_lock", default=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shared:
     """What the parts of one driver share."""
 

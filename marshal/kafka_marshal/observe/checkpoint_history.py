@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from kafka_marshal.observe.checkpoints import KeyCut, Unsaved, cuts_now, owners_of
 from kafka_marshal.observe.text import count, listed, span
 from rationalizer import AnswerBarrier, Rollback, codes
+from rationalizer.frozen import frozen
 from rationalizer.wire.wellformed import REACHED_AND_LEAVES, REFUSED
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _KEPT = 100
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CompleteCheckpoint:
     """A checkpoint that is complete. Times are log time (ms)."""
 
@@ -46,7 +47,7 @@ class CompleteCheckpoint:
     left: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ended:
     """A barrier that ended without a checkpoint; nothing was undone by it."""
 
@@ -58,7 +59,7 @@ class Ended:
     client: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WentBack:
     """Pieces that continue from a checkpoint, since their owner was lost, or since a client set them back."""
 

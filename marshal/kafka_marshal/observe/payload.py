@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
+
+from rationalizer.frozen import frozen
 
 Form = Literal["auto", "text", "json", "hex"]
 
@@ -18,7 +19,7 @@ MOST_SHORT_BYTES = 400
 _LINE = 16
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PayloadLines:
     """Bytes as readable lines, not escaped yet."""
 

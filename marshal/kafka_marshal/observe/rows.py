@@ -6,7 +6,7 @@ One row type serves both kinds of groups: a lease, or a piece of a partition wit
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +14,7 @@ from kafka_marshal.engine.work.topic_mark import POSITION_LOST
 from kafka_marshal.instance import Instance
 from kafka_marshal.observe.text import span
 from rationalizer import intervals
+from rationalizer.frozen import frozen
 from rationalizer.holes import first_open, lag_of
 from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
 
@@ -90,7 +91,7 @@ def place_text(partition: int, lo: int, hi: int) -> str:
 LONGEST_MS = 600_000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AllSilent:
     """All members of a group have been silent since the same moment, and so has their log."""
 
@@ -164,7 +165,7 @@ def verdict(
     return PartitionVerdict.BEHIND if 0 < intervals.lag(positions[0], end_before) <= lag else PartitionVerdict.OK
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LeaseRow:
     """One lease or piece, or one partition of a group's topic that was never claimed (cp None)."""
 
@@ -361,7 +362,7 @@ class LeaseRow:
         return (0 if self.lost else 1 if self.stuck else 2, -order, -(self.lag or 0))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemberRow:
     """One instance of one worker that holds partitions in a group."""
 
@@ -470,7 +471,7 @@ def members_of(rows: Iterable[LeaseRow]) -> list[MemberRow]:
     return [MemberRow(group, client, run or None, leases) for (group, client, run), leases in sorted(found.items())]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerRow:
     """The newest instance of a worker that wrote a record in the last minutes, with or without partitions."""
 
@@ -550,7 +551,7 @@ def evicted_text(run: WorkerRow) -> str:
     return f"{text}; silent for {span(run.silence_ms)}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PauseRow:
     """A pause of a group, in all coordination partitions in which it is in force at log time."""
 
@@ -570,7 +571,7 @@ class PauseRow:
         return self.left_ms <= 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GroupRow:
     """One group: its partitions, including those never claimed, its members and pauses."""
 

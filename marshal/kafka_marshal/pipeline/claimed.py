@@ -23,7 +23,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import wraps
 from types import MappingProxyType, TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
@@ -73,6 +73,7 @@ from kafka_marshal.pipeline.reading import (
 from kafka_marshal.pipeline.session import check_session, first_line, kafka_options
 from kafka_marshal.runtime import MOST_STAMP_MS
 from kafka_marshal.types import Delivery, Key, Offsets, Start, TopicPartition, WhenStuck
+from rationalizer.frozen import frozen
 
 __all__ = ["ClaimedBatch", "ClaimedBatches", "Totals"]
 
@@ -90,7 +91,7 @@ SPARK_IS_GONE: tuple[type[Exception], ...] = (Py4JError, OSError, AttributeError
 CANCEL_EVERY_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClaimedBatch:
     """A round's offset ranges and leases."""
 
@@ -155,7 +156,7 @@ class ClaimedBatch:
         return run
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Totals:
     """Totals of a call of ``foreach_batch``."""
 

@@ -28,9 +28,10 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.sinks.claims import NAMED, NOTHING_WRITTEN, Fence, Interval, Written, interval_merged, rows_of
 from kafka_marshal.types import Key
+from rationalizer.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Table:
     """A table that sinks keep beside the user's."""
 
@@ -405,7 +406,7 @@ _ADD = "INSERT INTO kafka_marshal_done SELECT ?, ?, ?, one.value, one.last FROM 
 _DROP = "DELETE FROM kafka_marshal_done WHERE OURS"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lists:
     """How a database takes a list, a parameter in JSON, as rows of a table ``one``."""
 

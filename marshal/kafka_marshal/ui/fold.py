@@ -35,6 +35,7 @@ from rationalizer import (
     codes,
     route_group,
 )
+from rationalizer.frozen import frozen
 from rationalizer.groups.group import Member
 from rationalizer.groups.history import Assignments, Rebalance, owner_names
 from rationalizer.history import LeaseKey, Owners, Span
@@ -67,7 +68,7 @@ _PROGRESS: Final = frozenset({"GroupHeartbeat", "Tick", "CommitRanges", "Claimin
 _SERIES: Final = ("done", "changed", "rejected")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Waiting:
     """A piece that is planned for another member, while its owner finishes its messages in flight."""
 
@@ -129,7 +130,7 @@ class CutPiece(NamedTuple):
     next: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Mark:
     """A checkpoint that was complete, or that the group went back to."""
 

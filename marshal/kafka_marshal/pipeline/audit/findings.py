@@ -14,6 +14,7 @@ from kafka_marshal.pipeline.audit.invariants import Breach
 from kafka_marshal.pipeline.audit.plan import Evidence, SourceLog
 from kafka_marshal.pipeline.audit.task import TaskResult
 from rationalizer import World
+from rationalizer.frozen import frozen
 from rationalizer.intervals import union
 from rationalizer.limits import SNAPSHOT_INTERVAL
 from rationalizer.log_hash import LogHash
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AuditViolation:
     """One violation (invariants.py). `time_ms`: log time, None if it has none."""
 
@@ -47,10 +48,10 @@ class AuditViolation:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
         """The violation of a row of `violations`."""
-        return cls(time_ms=row["time"], **{name: row[name] for name in cls.__slots__ if name != "time_ms"})
+        return cls(time_ms=row["time"], **{name: row[name] for name in cls.__match_args__ if name != "time_ms"})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PartitionFindings:
     """The findings of one CP, as far as it was replayed."""
 

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ from kafka_marshal.pipeline.audit.task import TaskRunner
 from kafka_marshal.pipeline.session import is_of_spark, kafka_options
 from kafka_marshal.topic_names import DEFAULT_TOPIC, snapshots_topic
 from rationalizer.dump import DumpHeader
+from rationalizer.frozen import frozen
 from rationalizer.log_hash import LogHash
 from rationalizer.snapshot_log import encode_state
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["KafkaSource"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _File:
     """A file of the archive, and which of its offsets are wanted."""
 
@@ -61,7 +62,7 @@ class _File:
         return self.end - self.begin
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Converted:
     """The Parquet file, the hash of all its records, and the file of the state before them with its next offset."""
 
@@ -71,7 +72,7 @@ class _Converted:
     next_offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Below:
     """What an archive has below a log, by CP."""
 
@@ -145,7 +146,7 @@ _READERS_PER_CORE = 2
 _GROUP_BYTES = 8 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KafkaSource:
     """The coordination topic of a cluster, up to its end when the audit begins.
 

@@ -15,6 +15,7 @@ from kafka_marshal.errors import LogCutError
 from kafka_marshal.pipeline.audit.files import LogPiece
 from kafka_marshal.pipeline.audit.task import Segment, SnapshotDigest
 from rationalizer import SnapshotError
+from rationalizer.frozen import frozen
 from rationalizer.log_hash import LogHash
 from rationalizer.snapshot_log import SnapshotParts, StoredSnapshot
 
@@ -101,7 +102,7 @@ LEAST_RECORDS = 50_000
 TASKS_PER_CORE = 3
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SourceLog:
     """A log to audit, in pieces."""
 

@@ -25,13 +25,14 @@ from kafka_marshal.errors import AuditError, MarshalError
 from kafka_marshal.pipeline.audit.files import LogPiece, TableFiles, read_pieces
 from kafka_marshal.pipeline.audit.observer import Loose, Observer
 from rationalizer import World
+from rationalizer.frozen import frozen
 from rationalizer.log_hash import HashChecks, LogHash
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SnapshotDigest:
     """A snapshot's digest of a CP's state after all records below next_offset (S2)."""
 
@@ -41,7 +42,7 @@ class SnapshotDigest:
     place: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Mismatch:
     """A snapshot that differs from the replay."""
 
@@ -51,7 +52,7 @@ class Mismatch:
     log_time: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Segment:
     """Records of one CP with first <= offset < end, and the state before them."""
 
@@ -77,7 +78,7 @@ class Segment:
         return sum(piece.rows for piece in self.pieces)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReplayTask:
     """A segment to replay."""
 

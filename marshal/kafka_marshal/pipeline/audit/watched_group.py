@@ -24,6 +24,7 @@ from kafka_marshal.pipeline.audit.files import Row
 from kafka_marshal.pipeline.audit.invariants import WatchedLease
 from rationalizer import Group, Piece, codes
 from rationalizer.done_through import KeyPiece
+from rationalizer.frozen import frozen
 from rationalizer.groups.assignors import NOBODY
 from rationalizer.groups.history import pieces_of
 from rationalizer.groups.pieces import NEVER
@@ -256,7 +257,7 @@ class Done(NamedTuple):
         return cls(((0, MAX_KEY_HASH, offset),), ())
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Answered:
     """A member's answer that was noted."""
 

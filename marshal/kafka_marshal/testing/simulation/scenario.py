@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import chain
 from random import Random
 
 from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.types import Delivery, Strategy
+from rationalizer.frozen import frozen
 from rationalizer.limits import MIN_HEARTBEAT_INTERVAL_MS
 
 #: Kinds of faults and their weights.
@@ -48,7 +49,7 @@ FAULTS: dict[str, float] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Client:
     """One member: its worker is restarted whenever it ends."""
 
@@ -70,7 +71,7 @@ class Client:
     paces: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fault:
     """One thing that goes wrong."""
 
@@ -87,7 +88,7 @@ class Fault:
     partition: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Counting:
     """How a story's group takes checkpoints; times in HI."""
 
@@ -105,7 +106,7 @@ class Counting:
 HEARD = frozenset({"crash", "term", "grow", "markers", "slow handler"})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Terms:
     """The promises that hold in a story."""
 
@@ -194,7 +195,7 @@ FETCHES = (0.0, 0.1, 0.2, 0.2, *8 * (0.4, 0.5))
 SNAPSHOTS_EVERY = (0, 50, 150)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Scenario:
     """Everything that decides a run, together with the code."""
 
