@@ -525,3 +525,19 @@ class Group:
         for topic in sorted(self.progress):
             for partition in sorted(self.progress[topic]):
                 yield topic, partition, self.progress[topic][partition]
+
+
+def pieces_of(group: Group, topic: str, partition: int) -> Sequence[Piece]:
+    """The pieces of a partition, ascending; none if no member has it."""
+    of_topic = group.pieces.get(topic)
+    return () if of_topic is None else of_topic[partition]
+
+
+def done_in(group: Group, topic: str, partition: int, lo: int, hi: int) -> int:
+    """The largest offset up to which all is done for the keys lo … hi; −1: nothing is."""
+    kept = group.kept(topic, partition)
+    if kept is None:
+        return NOTHING_DONE
+    if kept.progress.pieces is None or (lo == 0 and hi == MAX_KEY_HASH):
+        return kept.progress.stable
+    return min(done for low, high, done in kept.progress.done_through if low <= hi and lo <= high)

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from rationalizer.groups.group import Group, Member
-from rationalizer.groups.pieces import Piece
+from rationalizer.groups.group import Group, Member, done_in, pieces_of
 from rationalizer.history import BEFORE, End, Span
 from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.outcome import Outcome
@@ -286,22 +285,6 @@ def owner_names(group: Group, slot: int) -> tuple[str, str]:
     """(client_id, instance_id) of the member with this slot; "" where there is none."""
     member = group.members.get(slot)
     return ("", "") if member is None else (member.client_id, member.instance_id)
-
-
-def pieces_of(group: Group, topic: str, partition: int) -> Sequence[Piece]:
-    """The pieces of a partition, ascending; none if no member has it."""
-    of_topic = group.pieces.get(topic)
-    return () if of_topic is None else of_topic[partition]
-
-
-def done_in(group: Group, topic: str, partition: int, lo: int, hi: int) -> int:
-    """The largest offset up to which all is done for the keys lo … hi; −1: nothing is."""
-    kept = group.kept(topic, partition)
-    if kept is None:
-        return NOTHING_DONE
-    if kept.progress.pieces is None or (lo == 0 and hi == MAX_KEY_HASH):
-        return kept.progress.stable
-    return min(done for low, high, done in kept.progress.done_through if low <= hi and lo <= high)
 
 
 def _spans(group: Group, topic: str, partition: int, offset: int, log_time: int) -> list[Span]:

@@ -67,12 +67,15 @@ def test_a_plain_worker_imports_no_part_that_it_does_not_use() -> None:
         "client.group_consumer",
         "client.ranges",
         "client.shared",
+        "engine.groups.client",
+        "engine.groups.checkpoints.member",
         "engine.recording",
+        "engine.shares.consumer",
         "watchdog",
     )
     names = {f"kafka_marshal.{part}" for part in parts}
     assert {name for name in found if name in names or name.startswith("kafka_marshal.metrics.")} == set()
-    assert len(ours(found)) <= 161, sorted(ours(found))
+    assert len(ours(found)) <= 146, sorted(ours(found))
 
 
 @pytest.mark.parametrize("name", ["--version", "--help"])

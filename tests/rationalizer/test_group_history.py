@@ -17,7 +17,8 @@ from rationalizer import (
     World,
     encode,
 )
-from rationalizer.groups.history import Assignments, Rebalance, done_in
+from rationalizer.groups.group import done_in
+from rationalizer.groups.history import Assignments, Rebalance
 from rationalizer.history import BEFORE, End, Span
 from rationalizer.levels import SHARING_LEVEL
 from rationalizer.limits import MAX_KEY_HASH

@@ -29,7 +29,7 @@ from rationalizer import (
     Tick,
 )
 from rationalizer.frozen import frozen
-from rationalizer.groups.history import done_in
+from rationalizer.groups.group import done_in
 from rationalizer.leases.shares import Share
 from rationalizer.limits import MAX_TIME_MS, STALE_AFTER_INTERVALS
 

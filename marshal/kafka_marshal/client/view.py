@@ -11,7 +11,7 @@ from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.types import LeaseInfo, OpenMessages, Sharer
 from rationalizer import Piece, Progress, route_lease
-from rationalizer.groups.history import done_in, pieces_of
+from rationalizer.groups.group import done_in, pieces_of
 from rationalizer.holes import NO_KEY, Hole
 from rationalizer.limits import MAX_KEY_HASH
 

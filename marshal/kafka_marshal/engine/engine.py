@@ -19,18 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from random import Random
-from typing import Protocol, overload
+from typing import TYPE_CHECKING, Protocol, cast, overload
 
 from kafka_marshal.engine.claims.applied import LeaseRecords
 from kafka_marshal.engine.claims.keys import KeySource, ShareSource
 from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.effects import Call, Effect, LookUp, Outbox, TakeOver
-from kafka_marshal.engine.groups.client import GroupClient, MemberEngine
 from kafka_marshal.engine.inputs import T, Ts, given
 from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
-from kafka_marshal.engine.shares.consumer import NamedConsumer, SharedConsumer
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import REPORTING
 from kafka_marshal.engine.work.consumer import ConsumerEngine
@@ -40,6 +38,10 @@ from kafka_marshal.errors import coordinated_group
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.types import Key
 from rationalizer import Outcome, SettlingMessages, Tick, World
+
+if TYPE_CHECKING:
+    from kafka_marshal.engine.groups.client import GroupClient
+    from kafka_marshal.engine.shares.consumer import SharedConsumer
 
 
 class RangeCommits:
@@ -124,7 +126,9 @@ class Engine:
             claims = self.leases.source(number, settings, subscription)
             consumer = self._consumer(number, subscription, settings, claims)
             claims.attach(consumer)
-        else:
+        else:  # imported by the mode's consumer before it takes the lock, as below; not for a member without
+            from kafka_marshal.engine.groups.client import GroupClient, MemberEngine
+
             member = GroupClient(
                 self.settings,
                 settings.group,
@@ -147,11 +151,14 @@ class Engine:
     def _consumer(
         self, number: int, subscription: Subscription, settings: ConsumerSettings, source: PartitionSource
     ) -> ConsumerEngine:
+        about, ids = self.settings, self.topic_ids.want
+        if not isinstance(source, KeySource | ShareSource):
+            return ConsumerEngine(number, settings, subscription, source, about, self.outbox, ids)
+        from kafka_marshal.engine.shares.consumer import NamedConsumer, SharedConsumer
+
         if isinstance(source, ShareSource):
-            about, ids = self.settings, self.topic_ids.want
             return SharedConsumer(number, settings, subscription, source, about, self.outbox, ids, self._rng)
-        kind = NamedConsumer if isinstance(source, KeySource) else ConsumerEngine
-        return kind(number, settings, subscription, source, self.settings, self.outbox, self.topic_ids.want)
+        return NamedConsumer(number, settings, subscription, source, about, self.outbox, ids)
 
     @given
     def remove_consumer(self, number: int) -> None:
@@ -170,8 +177,8 @@ class Engine:
     def wanted_by_an_operator(self, key: Key, record: SettlingMessages, answers: Sequence[str], now: float) -> None:
         """An operator wants to settle messages of a partition: what the log refuses, its owner does (H2)."""
         for consumer in self.consumers.values():
-            if isinstance(consumer, SharedConsumer):
-                consumer.settle_for(key, record, answers, now)
+            if isinstance(consumer.source, ShareSource):
+                cast("SharedConsumer", consumer).settle_for(key, record, answers, now)
 
     def unblock(self, keys: Collection[Key]) -> None:
         """These positions were set (C11), or the group was recreated: their partitions may be worked on again (P11)."""

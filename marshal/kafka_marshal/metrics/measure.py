@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.dead_letters import class_name
@@ -20,10 +20,9 @@ from kafka_marshal.client.handled import ProcessTimes
 from kafka_marshal.client.handling import Hooks
 from kafka_marshal.client.health import Health, examine, held_back, hot_keys
 from kafka_marshal.client.shared_reads import SharedReader, kept_bytes
-from kafka_marshal.engine.claims.keys import KeyParts, ShareLease
+from kafka_marshal.engine.claims.keys import KeyParts, ShareLease, ShareSource
 from kafka_marshal.engine.claims.peers import holders
 from kafka_marshal.engine.figures import Histogram
-from kafka_marshal.engine.shares.consumer import SharedConsumer
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage, Tracker
 from kafka_marshal.engine.work.tracker import Buffer
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
@@ -44,6 +43,7 @@ from rationalizer.holes import NO_OWNER, Hole, lag_of
 
 if TYPE_CHECKING:
     from kafka_marshal.client.base import AnyConsumer
+    from kafka_marshal.engine.shares.consumer import SharedConsumer
     from kafka_marshal.engine.work.consumer import ConsumerEngine
     from kafka_marshal.node.driver import Driver
     from kafka_marshal.ports import Message
@@ -105,7 +105,7 @@ class MarshalMeter:
         open_now = [each for each in list(self._consumers) if not each._closed]
         failures, retries, dead_letters = self._handled()
         engines = [each._engine for each in list(self._consumers)]
-        taking = [each.taking for each in engines if isinstance(each, SharedConsumer)]
+        taking = [cast("SharedConsumer", each).taking for each in engines if isinstance(each.source, ShareSource)]
         lanes = [each._engine.delivery.in_lanes.lanes for each in open_now]
         return Metrics(
             group_id=engine.settings.group_id,

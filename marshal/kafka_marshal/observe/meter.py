@@ -16,7 +16,8 @@ from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.observe.rows import WINDOW_MS, AllSilent, LeaseRow
 from kafka_marshal.observe.text import local_ms, span, time_text
 from rationalizer.frozen import frozen
-from rationalizer.groups.history import done_in, owner_names, pieces_of
+from rationalizer.groups.group import done_in, pieces_of
+from rationalizer.groups.history import owner_names
 from rationalizer.limits import MIN_HEARTBEAT_INTERVAL_MS, NOTHING_DONE, STALE_AFTER_INTERVALS
 from rationalizer.routing import route_group
 

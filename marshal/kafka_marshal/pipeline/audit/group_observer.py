@@ -31,7 +31,7 @@ from kafka_marshal.pipeline.audit.watched_group import (
 from rationalizer import Group, Outcome, Piece, World, codes
 from rationalizer.done_through import KeyPiece
 from rationalizer.groups.assignors import NOBODY
-from rationalizer.groups.history import pieces_of
+from rationalizer.groups.group import pieces_of
 from rationalizer.history import BEFORE
 from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.wire.wellformed import RETIRE, START

@@ -26,7 +26,7 @@ from rationalizer import Group, Piece, codes
 from rationalizer.done_through import KeyPiece
 from rationalizer.frozen import frozen
 from rationalizer.groups.assignors import NOBODY
-from rationalizer.groups.history import pieces_of
+from rationalizer.groups.group import pieces_of
 from rationalizer.groups.pieces import NEVER
 from rationalizer.history import BEFORE
 from rationalizer.limits import MAX_KEY_HASH

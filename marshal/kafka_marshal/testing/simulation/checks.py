@@ -77,7 +77,7 @@ from rationalizer import (
     route_lease,
 )
 from rationalizer.frozen import frozen
-from rationalizer.groups.history import pieces_of
+from rationalizer.groups.group import pieces_of
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
 if TYPE_CHECKING:
