@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
-from kafka_marshal.adapters.kafka import KafkaCluster, groups
+from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.adapters.kafka import cluster as kafka_cluster
+from kafka_marshal.adapters.kafka.cluster import ApiVersions
 from kafka_marshal.adapters.kafka.errors import LOGGER
-from kafka_marshal.adapters.kafka.groups import ApiVersions
 from kafka_marshal.adapters.kafka.settings import FIXED, Role, properties
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError, MarshalError, ProduceError, TransactionError
 from tests.contract.sides import FOUND, TIMEOUT_S, DataLog, KafkaSide, Side, TailLog, append, closed_port, eventually
@@ -373,7 +374,7 @@ def test_a_batch_that_is_too_large_for_a_topic_is_sent_in_smaller_ones(kafka_sid
 @pytest.mark.broker
 def test_brokers_too_old_are_refused(kafka_side: KafkaSide, monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work(kafka_side)
-    monkeypatch.setattr(groups, "NEEDED", {"OffsetFetch": 99})
+    monkeypatch.setattr(kafka_cluster, "NEEDED", {"OffsetFetch": 99})
     with pytest.raises(ConfigurationError, match=r"too old.*OffsetFetch up to version \d+, and 99 .*Kafka 2\.5"):
         work.committed()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.adapters.kafka import groups
+from kafka_marshal.adapters.kafka import cluster as kafka_cluster
 from kafka_marshal.adapters.kafka.errors import Troubles
 from tests.scripts.blocks import Blocks
 from tests.scripts.members import Members
@@ -56,9 +56,9 @@ def reads_uncommitted() -> str:
             pass
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(groups, "Consumer", Consumer)
+        patch.setattr(kafka_cluster, "Consumer", Consumer)
         given: dict[str, object] = {"isolation.level": "read_uncommitted"}
-        offsets = groups.CommittedOffsets("localhost:1", lambda: (given, Troubles()))
+        offsets = kafka_cluster.CommittedOffsets("localhost:1", lambda: (given, Troubles()))
         found = offsets.ask("g", ("t", 0), 1.0)
         offsets.close()
     level = [each.get("isolation.level") for each in asked]
