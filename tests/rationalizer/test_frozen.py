@@ -150,6 +150,16 @@ def test_a_class_derived_from_one_has_its_fields_and_methods() -> None:
         plain.first = 2  # type: ignore[misc]
 
 
+def test_a_dataclass_is_derived_from_one_if_it_is_frozen_too() -> None:
+    @dataclass(frozen=True)
+    class Ordinary(Derived):
+        third: int = 3
+
+    assert Ordinary(1) == Ordinary(1, "s", 3) != Ordinary(1, "s", 4)
+    with pytest.raises(TypeError, match="non-frozen"):
+        dataclass(type("Loose", (Derived,), {}))
+
+
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_a_value_is_copied_pickled_and_replaced(protocol: int) -> None:
     value = Derived(4, "t")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 
 import xxhash
@@ -199,7 +199,7 @@ def _free(view: View) -> list[Key]:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Greedy(Policy):
     """Claim everything that is free or expired; release nothing, ask for nothing."""
 
@@ -236,7 +236,7 @@ def _order(view: View) -> Callable[[Key], int]:
     return view.order.__getitem__ if view.order else _hash
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Balanced(Policy):
     """Each member ends with ⌊P/n⌋ or ⌈P/n⌉ of the P partitions, and as few as possible move.
 
@@ -369,7 +369,7 @@ class Balanced(Policy):
         return tuple((asked + rest)[:quota])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MaxClaims(Policy):
     """Hold at most this many partitions; beyond it the last ones are released. Alone, it is Greedy up to the limit.
 
@@ -393,7 +393,7 @@ class MaxClaims(Policy):
         return Wishes(release=wishes.release + tuple(kept[self.limit :]), surplus=wishes.surplus)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WholeTopic(Policy):
     """Claim topics as a whole: the holder of partition 0 claims the rest, and others release theirs.
 
@@ -427,7 +427,7 @@ class WholeTopic(Policy):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReleaseIfBehind(Policy):
     """Release partitions that we cannot keep up with.
 
