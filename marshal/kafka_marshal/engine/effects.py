@@ -16,29 +16,6 @@ from rationalizer import Record
 from rationalizer.frozen import frozen
 from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = [
-    "Append",
-    "Call",
-    "Callback",
-    "CheckpointCompleted",
-    "CloseProducer",
-    "Effect",
-    "Key",
-    "LookUp",
-    "Note",
-    "Outbox",
-    "Piece",
-    "RestoreState",
-    "RestoredPiece",
-    "SaveState",
-    "SavedPiece",
-    "StartFetch",
-    "StopFetch",
-    "TakeOver",
-    "TakeOverStep",
-    "Warn",
-]
-
 
 @frozen
 class Append:

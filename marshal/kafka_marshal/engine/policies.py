@@ -20,22 +20,6 @@ from kafka_marshal import arguments
 from kafka_marshal.types import Key
 from rationalizer.frozen import frozen
 
-__all__ = [
-    "MAX_CYCLES",
-    "Balanced",
-    "Cycle",
-    "Greedy",
-    "MaxClaims",
-    "PartitionView",
-    "Partitions",
-    "Policy",
-    "ReleaseIfBehind",
-    "View",
-    "WholeTopic",
-    "Wishes",
-]
-
-
 #: How many cycles a view keeps: more than any sensible ``ReleaseIfBehind(cycles=…)``.
 MAX_CYCLES = 20
 

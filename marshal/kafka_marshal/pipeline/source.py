@@ -57,18 +57,6 @@ from rationalizer.frozen import frozen
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = [
-    "IS_TOLD_OF_AVAILABLE_NOW",
-    "KafkaMarshalSource",
-    "ReadAllAvailable",
-    "ReadMaxRows",
-    "SupportsTriggerAvailableNow",
-    "leases_of",
-    "register",
-    "rows_of",
-]
-
-
 _POLICIES: Mapping[str, type[Policy]] = MappingProxyType({"balanced": Balanced, "greedy": Greedy})
 
 #: Options of Spark's Kafka source (lower case) → the equivalent here.

@@ -59,21 +59,6 @@ from rationalizer import (
 from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.wire.wellformed import LET_GO
 
-__all__ = [
-    "BY_HAND",
-    "CALL_STEPS",
-    "POINTS",
-    "PRUNE_STEPS",
-    "RECORD_STEPS",
-    "CallMoment",
-    "Doom",
-    "FailPoint",
-    "Sent",
-    "dying",
-    "points_of",
-    "step_of",
-]
-
 
 class FailPoint(StrEnum):
     """Moments of a record of this process."""
