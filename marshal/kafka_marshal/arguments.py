@@ -21,12 +21,11 @@ from numbers import Real
 from operator import index
 from threading import Thread
 from types import FunctionType, MethodType
-from typing import Any, TypeVar
+from typing import Any
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.secret import HIDDEN, is_secret, scrub
-
-T = TypeVar("T")
+from kafka_marshal.types import T
 
 #: The highest number of a partition, and the highest offset, that Kafka's protocol can name.
 MOST_PARTITION = 2**31 - 1

@@ -17,10 +17,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from kafka_marshal import arguments
 from kafka_marshal.errors import ConfigurationError, needs
+from kafka_marshal.types import T
 
 #: `s3://bucket/x`, which a Path has made `s3:/bucket/x`. One letter is a drive, not a scheme.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -188,9 +189,6 @@ def sync_folder(folder: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
-
-
-T = TypeVar("T")
 
 
 class FilesError(Exception):

@@ -19,9 +19,10 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from random import Random
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from kafka_marshal.instance import new_instance_id
+from kafka_marshal.types import T
 
 #: CLOCK_BOOTTIME where there is one (Linux). Elsewhere the monotonic clock, which may stop in suspend.
 CLOCK_ID: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -41,8 +42,6 @@ def time_of_day_ms() -> float:
     """The time of day (ms), which people may set back."""
     return time.time() * 1000
 
-
-T = TypeVar("T")
 
 #: Whether this thread belongs to the library, at its own work: it may hold the engine's lock, so it must not wait for
 #: another thread of the library. The user's code gets there all the same: a destructor, run by the collector, that
@@ -274,9 +273,7 @@ class _Executor:
     def __enter__(self) -> _Executor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None, /
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
 
 

@@ -5,12 +5,16 @@ Types of one layer are in that layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeVar
 
 from rationalizer.frozen import frozen
 from rationalizer.limits import MAX_KEY_HASH
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
 
 #: (topic, partition)
 Key = tuple[str, int]

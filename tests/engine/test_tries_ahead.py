@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal.client.tries import RunCall
-from kafka_marshal.engine.inputs import T, Ts
+from kafka_marshal.engine.inputs import Ts
 from kafka_marshal.engine.settings import GroupOptions
 from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.engine.work.lane import Lane
@@ -18,6 +18,7 @@ from kafka_marshal.engine.work.lanes import Lanes, Order
 from kafka_marshal.engine.work.open_messages import Goal, Request, Try
 from kafka_marshal.engine.work.pull import Take, Wanted
 from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.types import T
 from rationalizer import SettlingMessages, World, codes, key_hash, route_lease
 from rationalizer.holes import NO_KEY, Hole
 from rationalizer.limits import MAX_KEY_HASH

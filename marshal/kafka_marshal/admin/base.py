@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.opening import open_cluster
@@ -27,8 +26,7 @@ from kafka_marshal.node.replica import Replica
 from kafka_marshal.node.serving import have_done
 from kafka_marshal.ports import Cluster
 from kafka_marshal.topic_names import DEFAULT_TOPIC
-
-T = TypeVar("T")
+from kafka_marshal.types import T
 
 #: Seconds.
 DEFAULT_HEARTBEAT_INTERVAL = 3.0
@@ -183,5 +181,5 @@ class AdminBase(OneProcess):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing is open between calls."""

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from kafka_marshal import arguments
 from kafka_marshal.admin.members import InHand, Members, PauseKeeper
@@ -34,11 +34,8 @@ from kafka_marshal.node.engine_lock import under_lock
 from kafka_marshal.node.serving import EndedError, Reply
 from kafka_marshal.ports import TopicPartition
 from kafka_marshal.runtime import is_ours
-from kafka_marshal.types import Target
+from kafka_marshal.types import T, Target
 from rationalizer import ForgetGroup
-
-T = TypeVar("T")
-
 
 OVER = "this Pause is not in force: it was not begun, or it is over. Nothing was changed. Use it in a with block"
 

@@ -16,7 +16,7 @@ from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.node.serving import EndedError, Reply, Servants
 from kafka_marshal.ports import Cluster, TopicPartition
-from kafka_marshal.types import LeaseInfo
+from kafka_marshal.types import LeaseInfo, T
 from rationalizer import (
     Group,
     Lease,
@@ -34,7 +34,6 @@ from rationalizer import (
 #: The kind of a group that the log knows (G1).
 GroupKind = Literal["claimed", "coordinated"]
 
-T = TypeVar("T")
 R = TypeVar("R", bound=Record)
 
 #: How long the log may take to show one of our records before the operation fails.

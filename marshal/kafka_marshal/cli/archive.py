@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
@@ -33,6 +33,7 @@ from kafka_marshal.errors import MarshalError
 from kafka_marshal.observe.text import count, time_text
 from kafka_marshal.secret import visible
 from kafka_marshal.topic_names import snapshots_topic
+from kafka_marshal.types import F
 from rationalizer.levels import SUPPORTED_LEVEL
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from rationalizer.dump import DumpHeader, DumpRecord, Replay
     from rationalizer.log_hash import LogHash
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 _ARCHIVED: Rows[ArchivedPartition] = Rows(
     Field("partition", column=Column("partition", right=True)),
@@ -133,7 +133,7 @@ def _json(done: Archived) -> dict[str, object]:
 # -- read by other commands ----------------------------------------------------------------------------------------
 
 
-def archive_option(function: _F) -> _F:
+def archive_option(function: F) -> F:
     """Adds the option --archive."""
     text = "Also read this archive (see archive): what was pruned, and the log from there on."
     return click.option("--archive", "place", type=_PLACE, metavar="DIR|URL", help=text)(function)

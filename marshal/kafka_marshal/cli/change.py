@@ -6,7 +6,7 @@ A command is its options, and one call of :func:`carry_out` with what is its own
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -14,9 +14,7 @@ from kafka_marshal.cli.connection import id_argument, note
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options, complete_client, complete_group, keep, span_option
 from kafka_marshal.cli.output import ask, print_json
-
-T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
+from kafka_marshal.types import F, T
 
 NOT_DONE = "Nothing was changed."
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from shlex import quote
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,13 +35,13 @@ from kafka_marshal.cli.output import (
 )
 from kafka_marshal.observe.payload import bytes_json, utf8
 from kafka_marshal.observe.text import clock_text, count, local_ms, time_text
+from kafka_marshal.types import F
 
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin, Move, OpenMessage, RedrivenLetters, Settled
 
     Place = tuple[str, int, int]
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 _SOME_REDRIVEN = "Some may be redriven; the same command continues with the rest."
 
@@ -191,10 +191,10 @@ def _json(message: OpenMessage) -> dict[str, object]:
 # -- what changes something ----------------------------------------------------------------------------------
 
 
-def _which(doing: str) -> Callable[[_F], _F]:
+def _which(doing: str) -> Callable[[F], F]:
     """The arguments and options that say which messages."""
 
-    def add(function: _F) -> _F:
+    def add(function: F) -> F:
         for option in (
             dry_run_option(),
             click.option("--reason", metavar="R", help=f"{doing} all that were set aside for this reason."),

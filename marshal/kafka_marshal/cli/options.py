@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
@@ -32,6 +32,7 @@ from kafka_marshal.observe.text import (
 )
 from kafka_marshal.secret import values_of, visible
 from kafka_marshal.topic_names import DEFAULT_TOPIC, is_topic_name
+from kafka_marshal.types import F, T
 from rationalizer.frozen import frozen
 
 if TYPE_CHECKING:
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
 
     from kafka_marshal.admin import Target
     from kafka_marshal.observe.log import Source
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -174,10 +172,10 @@ _COMMON: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
 _COMMON_NAMES = frozenset(names[1] for names, _ in _COMMON)
 
 
-def common_options(top: bool = False) -> Callable[[_F], _F]:
+def common_options(top: bool = False) -> Callable[[F], F]:
     """Adds the common options, unless a command has its own. `top`: for the root, which reads the environment."""
 
-    def add(function: _F) -> _F:
+    def add(function: F) -> F:
         own = {name for each in getattr(function, "__click_params__", ()) for name in each.opts}
         for names, attributes in reversed(_COMMON):
             if names[0] in own:

@@ -11,19 +11,19 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 import click
 
 from kafka_marshal.cli.app import paint
 from kafka_marshal.secret import visible
+from kafka_marshal.types import T
 from rationalizer.frozen import frozen
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-T = TypeVar("T")
 
 #: Shorter work gets no progress bar (s).
 _PATIENCE_S = 0.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,13 +23,13 @@ from kafka_marshal.cli.open_messages import open_text
 from kafka_marshal.cli.options import Options, refuse_unknown
 from kafka_marshal.cli.output import Column, Field, Rows, fields_of, print_table, say, say_warning
 from kafka_marshal.observe.text import count
+from kafka_marshal.types import F
 
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin, Conversion, Move, Repeat
     from kafka_marshal.admin.session import GroupKind
     from kafka_marshal.admin.transfer import Open
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 #: Of export-group and convert-group.
 _open_option = click.option(
@@ -62,10 +62,10 @@ _REPEATS: Rows[Repeat] = Rows(
 _SHOWN = 40
 
 
-def _options(force: str) -> Callable[[_F], _F]:
+def _options(force: str) -> Callable[[F], F]:
     """The options of all three."""
 
-    def add(function: _F) -> _F:
+    def add(function: F) -> F:
         for option in (
             click.option("--force", is_flag=True, help=force),
             yes_option(),

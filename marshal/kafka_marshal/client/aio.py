@@ -15,7 +15,7 @@ from functools import partial, wraps
 from itertools import islice
 from math import inf
 from types import TracebackType
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Concatenate, Generic, Literal, Self, TypeVar, Unpack, cast, overload
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
@@ -47,10 +47,8 @@ from kafka_marshal.client.tries import RunCall
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.node.serving import LOOK_S, EndedError, Reply, Servants
 from kafka_marshal.runtime import EMPTY, THREADS, is_ours
-from kafka_marshal.types import Committed, TopicPartition
+from kafka_marshal.types import Committed, P, T, TopicPartition
 
-T = TypeVar("T")
-P = ParamSpec("P")
 S = TypeVar("S")
 C = TypeVar("C", bound=plain.Consumer)
 

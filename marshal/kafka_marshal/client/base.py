@@ -31,7 +31,7 @@ from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.options import ConsumerOptions, Renamed
 from kafka_marshal.client.view import open_messages
 from kafka_marshal.engine.effects import Call, Callback, Piece, RestoreState, SaveState, TakeOver
-from kafka_marshal.engine.inputs import T, Ts
+from kafka_marshal.engine.inputs import Ts
 from kafka_marshal.engine.settings import ConsumerSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.consumer import ConsumerEngine
@@ -45,7 +45,7 @@ from kafka_marshal.node.life import exiting
 from kafka_marshal.node.serving import EndedError
 from kafka_marshal.node.topics import CountPartitions
 from kafka_marshal.runtime import is_ours
-from kafka_marshal.types import Committed, Key, Offsets, TopicPartition
+from kafka_marshal.types import Committed, Key, Offsets, T, TopicPartition
 from rationalizer.holes import first_open
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 from kafka_marshal import ports
 from kafka_marshal.adapters.message import Message
@@ -12,13 +12,11 @@ from kafka_marshal.engine.work import consumer
 from kafka_marshal.engine.work.assignment import Assignment, Run, stable_of
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.errors import LeaseLostError, MarshalError
-from kafka_marshal.types import open_epoch
+from kafka_marshal.types import T, open_epoch
 
 if TYPE_CHECKING:
     from kafka_marshal.engine.work.consumer import ConsumerEngine
     from kafka_marshal.node.driver import Driver
-
-T = TypeVar("T")
 
 
 class Look:

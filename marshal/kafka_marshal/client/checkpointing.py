@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from shlex import quote
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, cast
 
 from kafka_marshal import arguments
 from kafka_marshal.checkpoints import Checkpoint, CheckpointPiece, Restore, RestorePiece
@@ -211,8 +211,6 @@ def _exception(what: str, error: BaseException) -> Exception:
 def _dropped() -> ClosedError:
     return ClosedError("close() does not wait for this callback any longer")
 
-
-T = TypeVar("T")
 
 #: By their numbers in the log (X1).
 _KINDS: Final = ("passing", "periodic", "pinned")

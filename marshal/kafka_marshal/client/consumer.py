@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any, TypeVar, Unpack, cast, overload
+from typing import Any, Unpack, cast, overload
 
 from kafka_marshal import arguments, ports
 from kafka_marshal.adapters.message import Message
@@ -29,14 +29,13 @@ from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.node.engine_lock import under_lock
 from kafka_marshal.node.serving import LOOK_S, EndedError, LateError, Reply
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
-from kafka_marshal.types import Key, TopicPartition
+from kafka_marshal.types import Key, T, TopicPartition
 
 #: At most once: if CLOCK_STRIDE messages in a row took less than CLOCK_STRIDE_MS in total, the next as many share one
 #: check of the clock. (They are granted: if the process is stopped among them, no other member ever gets them.)
 CLOCK_STRIDE = 8
 CLOCK_STRIDE_MS = 1.0
 
-T = TypeVar("T")
 
 _Found = list[tuple[Run, list[ports.Message]]]
 

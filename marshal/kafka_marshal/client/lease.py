@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from shlex import quote
-from types import TracebackType
 
 from kafka_marshal import arguments
 from kafka_marshal.client.one_process import OneProcess, WithBlock
@@ -289,7 +288,7 @@ class ClaimedLease(OneProcess, WithBlock):
             "with work under it; what was reported before stays done. Claim it again to go on"
         )
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def __repr__(self) -> str:

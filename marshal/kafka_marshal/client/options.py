@@ -14,7 +14,7 @@ from dataclasses import field
 from datetime import datetime
 from functools import partial, wraps
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, Self, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypedDict, TypeVar, get_args
 
 from kafka_marshal import arguments
 from kafka_marshal.client.modes import MODES, Batches, Claims, Group, Keys, Mode, Transactions
@@ -34,15 +34,13 @@ from kafka_marshal.errors import ConfigurationError, KeyRangeError
 from kafka_marshal.guard import report
 from kafka_marshal.logs import log
 from kafka_marshal.topic_names import DEFAULT_TOPIC, is_topic_name, snapshots_topic
-from kafka_marshal.types import Delivery, Start, WhenStuck
+from kafka_marshal.types import Delivery, P, Start, T, WhenStuck
 from rationalizer.frozen import frozen
 
 if TYPE_CHECKING:
     from kafka_marshal.checkpoints import CheckpointPolicy
 
 F = TypeVar("F")
-T = TypeVar("T")
-P = ParamSpec("P")
 M = TypeVar("M", bound=Callable[..., object])
 
 # -- who has which ------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from kafka_marshal.engine.claims.keys import KeySource, ShareSource
 from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.effects import Call, Effect, LookUp, Outbox, TakeOver
-from kafka_marshal.engine.inputs import T, Ts, given
+from kafka_marshal.engine.inputs import Ts, given
 from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
@@ -36,7 +36,7 @@ from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.engine.work.topic_mark import TopicIds
 from kafka_marshal.errors import coordinated_group
 from kafka_marshal.ports import TopicInfo
-from kafka_marshal.types import Key
+from kafka_marshal.types import Key, T
 from rationalizer import Outcome, SettlingMessages, Tick, World
 
 if TYPE_CHECKING:

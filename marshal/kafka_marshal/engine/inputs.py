@@ -10,11 +10,10 @@ from __future__ import annotations
 from _thread import get_ident
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, Protocol, TypeVar, TypeVarTuple
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
-F = TypeVar("F", bound=Callable[..., Any])
-#: Of what an input returns, and of its arguments.
-T = TypeVar("T")
+from kafka_marshal.types import F, P
+
 Ts = TypeVarTuple("Ts")
 
 #: Functions (also those of classes) that are inputs.
@@ -30,7 +29,6 @@ def given(function: F) -> F:
 # What the engine reads of state that user threads change without the lock, at moments that no input shows: a user's
 # thread takes messages from a run's iterator, and notes each one right before it leaves the library.
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.settings import EngineSettings
@@ -32,13 +32,13 @@ from kafka_marshal.node.serving import EndedError, Servants
 from kafka_marshal.node.upkeep import Upkeep
 from kafka_marshal.ports import Cluster, FaultKind, TailBatch
 from kafka_marshal.runtime import Condition, Thread, is_ours
+from kafka_marshal.types import T
 from rationalizer import Outcome, ReleaseGroup
 from rationalizer.log_hash import LogHash
 
 if TYPE_CHECKING:
     from kafka_marshal.engine.recording import EngineRecorder
 
-T = TypeVar("T")
 
 #: How long a Marshal that ends waits for its background thread (s).
 END_TIMEOUT_S = 2.0

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from kafka_marshal.errors import ClosedError
+from kafka_marshal.types import T
 from rationalizer.frozen import frozen
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from kafka_marshal.runtime import Condition
     from kafka_marshal.types import Key
 
-T = TypeVar("T")
 
 #: Whether this thread runs the user's code with the lock held (a predicate of ``WorldView.wait_for``).
 under_lock: ContextVar[bool] = ContextVar("under_lock", default=False)

@@ -13,13 +13,12 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from kafka_marshal.errors import ClosedError, ForkedError
 from kafka_marshal.logs import log
 from kafka_marshal.runtime import EMPTY, Box, Runtime, is_ours
-
-T = TypeVar("T")
+from kafka_marshal.types import T
 
 #: The most idle threads that are kept for calls.
 MOST_WAITING = 8

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from kafka_marshal.errors import KafkaUnavailableError, grant
 from kafka_marshal.ports import Cluster, DataFault, DataReader, FaultKind, TopicPartition
+from kafka_marshal.types import T
 from rationalizer.routing import route_group
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ def holdings_of(worlds: Mapping[int, World], group_id: str) -> list[PlacedHole]:
 
 # -- single messages -----------------------------------------------------------------------------------------
 
-T = TypeVar("T")
 
 #: A gap of at most this many offsets is read through; for a larger one the reader seeks.
 READ_THROUGH = 500

@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import field
 from functools import wraps
 from types import MappingProxyType, TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, Self
 from weakref import WeakMethod
 
 from py4j.protocol import Py4JError
@@ -72,14 +72,11 @@ from kafka_marshal.pipeline.reading import (
 )
 from kafka_marshal.pipeline.session import check_session, first_line, kafka_options
 from kafka_marshal.runtime import MOST_STAMP_MS
-from kafka_marshal.types import Delivery, Key, Offsets, Start, TopicPartition, WhenStuck
+from kafka_marshal.types import Delivery, Key, Offsets, P, Start, T, TopicPartition, WhenStuck
 from rationalizer.frozen import frozen
 
 __all__ = ["ClaimedBatch", "ClaimedBatches", "Totals"]
 
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 #: Local property of a thread: whether tasks of its cancelled jobs are interrupted.
 _INTERRUPT = "spark.job.interruptOnCancel"

@@ -29,7 +29,7 @@ from importlib.util import find_spec
 from itertools import pairwise
 from operator import methodcaller
 from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -51,7 +51,7 @@ from kafka_marshal.node.config import check_ids, new_client_id
 from kafka_marshal.pipeline.reading import refuse_lost, refuse_missing
 from kafka_marshal.runtime import LEAST_STAMP_MS, MOST_STAMP_MS
 from kafka_marshal.topic_names import DEFAULT_TOPIC
-from kafka_marshal.types import Key, Start, WhenStuck
+from kafka_marshal.types import Key, Start, T, WhenStuck
 from rationalizer.frozen import frozen
 
 if TYPE_CHECKING:
@@ -311,7 +311,6 @@ def rows_of(limit: object, default: int) -> int:
     return min(limit.max_rows, MOST_OFFSET) if isinstance(limit, ReadMaxRows) else default
 
 
-T = TypeVar("T")
 Token = dict[str, Any]
 Handler = Callable[[int, FrameType | None], object] | int | None
 

@@ -15,7 +15,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from kafka_marshal import arguments
 from kafka_marshal.checkpoints import Restore, RestorePiece
@@ -38,13 +38,12 @@ from kafka_marshal.sinks.claims import (
     tokens_of,
     whole_pieces,
 )
-from kafka_marshal.types import Key
+from kafka_marshal.types import Key, T
 
 if TYPE_CHECKING:
     from arro3.core import RecordBatch
     from deltalake import CommitProperties, DeltaTable
 
-T = TypeVar("T")
 
 #: Commits tried for one transaction. Commits of other partitions do not count: deltalake retries these itself.
 _ATTEMPTS: Final = 10

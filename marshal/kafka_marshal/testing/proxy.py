@@ -17,19 +17,17 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine
 from enum import Enum
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from kafka_marshal import arguments
 from kafka_marshal.testing.errors import LocalBrokerError
 from kafka_marshal.testing.layout import LOOPBACK, free_ports
+from kafka_marshal.types import T
 
 _CHUNK = 65_536
 #: Buffer of a stalled direction of one connection before its sender is blocked: about 1 MB.
 _CHUNKS_HELD = 16
 _ANSWER_S = 10.0
-
-T = TypeVar("T")
 
 
 class Direction(Enum):
@@ -86,9 +84,7 @@ class TcpProxy:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -318,7 +318,6 @@ class CommittedOffsets:
             asker.consumer.close()
 
 
-T = TypeVar("T")
 K = TypeVar("K")
 
 #: Kafka's own topics; a listing of all topics does not mark them.

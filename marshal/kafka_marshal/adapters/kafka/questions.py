@@ -32,8 +32,8 @@ from kafka_marshal.errors import ClosedError, grant
 from kafka_marshal.logs import log
 from kafka_marshal.ports import TopicInfo, TopicPartition
 from kafka_marshal.secret import values_of
+from kafka_marshal.types import T
 
-T = TypeVar("T")
 K = TypeVar("K")
 
 #: librdkafka's default of metadata.max.age.ms.

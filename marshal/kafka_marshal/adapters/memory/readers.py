@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
-from typing import TypeVar, cast
+from typing import cast
 
 from kafka_marshal.adapters.memory.broker import LOG_APPEND_TIME, MemoryBroker, MemoryMessage, PartitionLog
 from kafka_marshal.errors import ClosedError
@@ -25,8 +25,7 @@ from kafka_marshal.ports import (
     TailFault,
     TopicPartition,
 )
-
-T = TypeVar("T")
+from kafka_marshal.types import T
 
 #: The most records one read of the tail returns.
 BATCH = 5_000

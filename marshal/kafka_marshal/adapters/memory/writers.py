@@ -15,6 +15,7 @@ from kafka_marshal.adapters.memory.broker import AppendFate, At, MemoryBroker
 from kafka_marshal.adapters.producing import Headers
 from kafka_marshal.errors import ClosedError
 from kafka_marshal.ports import Ack, TopicPartition
+from kafka_marshal.types import T
 
 _MASK = 0xFFFFFFFF
 _FACTOR = 0x5BD1E995
@@ -302,9 +303,6 @@ class Partitioner:
     def partition(self, key: bytes | None, partitions: int) -> int:
         """Of one of this many partitions."""
         return (next(self._turn) if key is None else murmur2(key) & 0x7FFFFFFF) % partitions
-
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)

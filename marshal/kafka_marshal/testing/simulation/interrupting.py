@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 from types import FrameType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from kafka_marshal.ports import Message
+from kafka_marshal.types import T
 
 if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.living import Trouble
     from kafka_marshal.testing.simulation.scheduler import Scheduler, Task
 
-T = TypeVar("T")
 
 #: An interrupted call is interrupted at one of its first points, at most this one.
 POINTS = 8

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, inf
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kafka_marshal.admin import Admin
 from kafka_marshal.checkpoints import Checkpoint, Restore
@@ -29,15 +29,13 @@ from kafka_marshal.testing.simulation.network import (
     SimulatedTail,
 )
 from kafka_marshal.testing.simulation.runtime import SimulatedRuntime
-from kafka_marshal.types import Key
+from kafka_marshal.types import Key, T
 
 if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.checks import Checks
     from kafka_marshal.testing.simulation.parking import Parking
     from kafka_marshal.testing.simulation.scenario import Scenario
     from kafka_marshal.testing.simulation.scheduler import Scheduler, Task
-
-T = TypeVar("T")
 
 
 #: Bootstrap servers of Marshal("…") and Admin("…") in a simulation.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 from kafka_marshal.adapters import producing
 from kafka_marshal.adapters.memory import MemoryBroker
@@ -20,8 +20,7 @@ from kafka_marshal.errors import ClosedError
 from kafka_marshal.testing.simulation.living import Living
 from kafka_marshal.testing.simulation.runtime import SHORTEST_MS
 from kafka_marshal.testing.simulation.scheduler import Scheduler, Task
-
-T = TypeVar("T")
+from kafka_marshal.types import T
 
 #: Retry interval while no broker is reachable: of a producer, and of a transaction, which awaits answers, too (ms).
 TRY_EVERY_MS = 5.0

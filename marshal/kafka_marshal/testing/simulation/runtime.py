@@ -7,17 +7,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from random import Random
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.runtime import EMPTY
 from kafka_marshal.testing.simulation.interrupting import Interrupting
 from kafka_marshal.testing.simulation.scheduler import Over, Scheduler, Task
+from kafka_marshal.types import T
 
 if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.living import Living
 
-T = TypeVar("T")
 
 #: Longest time that a woken thread takes to run (ms).
 WAKE_MS = 0.05
@@ -231,9 +231,7 @@ class _Executor:
     def __enter__(self) -> _Executor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None, /
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
 
 

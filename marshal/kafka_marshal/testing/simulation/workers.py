@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TypeVar, cast
+from typing import cast
 
 from kafka_marshal.adapters.memory import MemoryMessage
 from kafka_marshal.adapters.message import Message
@@ -31,9 +31,7 @@ from kafka_marshal.testing.simulation.interrupting import Interrupted
 from kafka_marshal.testing.simulation.living import Host
 from kafka_marshal.testing.simulation.process import Job, Worker
 from kafka_marshal.testing.simulation.scenario import Client, Counting
-from kafka_marshal.types import TopicPartition
-
-T = TypeVar("T")
+from kafka_marshal.types import T, TopicPartition
 
 #: Topic and partitions of the worker that claims by hand.
 HAND_TOPIC = "by-hand"
