@@ -28,6 +28,15 @@ __all__ = ["main", "where_it_ran"]
 _INTERRUPTED = 130
 #: Intervals of progress lines, on a terminal and in a log.
 _TELL_AFTER_S, _LOG_AFTER_S = 0.5, 60.0
+#: What stories are of, an option each.
+_STORIES = {
+    "groups": "members of a coordinated group (mode=Group())",
+    "lanes": "workers with many handlers (consumer.run), at least once",
+    "transactions": "workers that commit outputs and progress together",
+    "checkpoints": "a coordinated group that takes checkpoints, whose members count messages",
+    "sharing": "workers that share partitions by batches, at least once",
+    "parks": "workers that set messages aside, and of operators that redrive, discard and set aside",
+}
 #: Linux's file with the processor's name; elsewhere Python's value is used.
 _PROCESSORS = Path("/proc/cpuinfo")
 
@@ -48,28 +57,8 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         help="how all consumers deliver (at least once; a quarter of the stories without --worker: at most once)",
     )
-    parser.add_argument(
-        "--groups", action="store_true", help="stories of members of a coordinated group (mode=Group())"
-    )
-    parser.add_argument(
-        "--lanes", action="store_true", help="stories of workers with many handlers (consumer.run), at least once"
-    )
-    parser.add_argument(
-        "--transactions", action="store_true", help="stories of workers that commit outputs and progress together"
-    )
-    parser.add_argument(
-        "--checkpoints",
-        action="store_true",
-        help="stories of a coordinated group that takes checkpoints, whose members count messages",
-    )
-    parser.add_argument(
-        "--sharing", action="store_true", help="stories of workers that share partitions by batches, at least once"
-    )
-    parser.add_argument(
-        "--parks",
-        action="store_true",
-        help="stories of workers that set messages aside, and of operators that redrive, discard and set aside",
-    )
+    for kind, text in _STORIES.items():
+        parser.add_argument(f"--{kind}", action="store_true", help=f"stories of {text}")
     parser.add_argument("--keep-going", action="store_true", help="run all seeds, even when one broke a promise")
     parser.add_argument("--as-found", action="store_true", help="do not make the failing story small")
     parser.add_argument("--out", type=Path, help="write the script here, too")
@@ -89,24 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"the simulation needs the extra kafka-marshal[simulation] ({error})\n")
         return 2
 
+    kinds = {kind: getattr(options, kind) for kind in _STORIES}
     progress = _Progress(options.seeds, says_small=not options.as_found and not options.keep_going)
     try:
         if options.history:
             worker = load_worker(options.worker) if options.worker else None
-            result = simulate_one(
-                Scenario.from_seed(
-                    options.first,
-                    worker is not None,
-                    delivery=options.delivery,
-                    coordinated=options.groups,
-                    lanes=options.lanes,
-                    transactions=options.transactions,
-                    checkpoints=options.checkpoints,
-                    sharing=options.sharing,
-                    parks=options.parks,
-                ),
-                worker,
-            )
+            kinds["coordinated"] = kinds.pop("groups")
+            story = Scenario.from_seed(options.first, worker is not None, delivery=options.delivery, **kinds)
+            result = simulate_one(story, worker)
             sys.stdout.writelines(f"{line}\n" for line in result.history())
             sys.stderr.write(f"{result.tell()}\n")
             return int(result.violation is not None)
@@ -118,12 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             small=not options.as_found,
             progress=progress,
             delivery=options.delivery,
-            groups=options.groups,
-            lanes=options.lanes,
-            transactions=options.transactions,
-            checkpoints=options.checkpoints,
-            sharing=options.sharing,
-            parks=options.parks,
+            **kinds,
         )
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
