@@ -142,7 +142,7 @@ def test_a_class_derived_from_one_has_its_fields_and_methods() -> None:
         value.first = 1  # type: ignore[misc]
 
     class Plain(Base):
-        """With attributes of its own."""
+        """It may have more attributes."""
 
     plain = Plain(1)
     plain.more = 2  # type: ignore[attr-defined]
