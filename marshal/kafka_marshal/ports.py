@@ -244,6 +244,9 @@ class DataReader(Protocol):
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Begin to fetch each partition at its offset."""
 
+    def expect(self, positions: Mapping[TopicPartition, int]) -> None:
+        """These are likely to be assigned soon, at these offsets: it may fetch them, and returns none before."""
+
     def unassign(self, partitions: Iterable[TopicPartition]) -> None:
         """Stop fetching; messages of these partitions fetched but not read yet are dropped."""
 

@@ -1,4 +1,7 @@
-"""Where the logs of many partitions begin is asked for together; what fails is asked for again, one by one."""
+"""Where the logs of many partitions begin is asked for together; what fails is asked for again, one by one.
+
+And what is claimed from another member is read ahead, from where that one ended.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ import pytest
 
 from kafka_marshal import Group, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.adapters.memory.readers import MemoryDataReader
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.node.effects import MANY, TOGETHER
 from kafka_marshal.ports import TopicInfo, TopicPartition
 from rationalizer import Upgrade, encode
-from tests.client.conftest import wait_until
+from tests.client.conftest import take, wait_until
 
 PARTITIONS = TOGETHER + MANY
 Marks = dict[TopicPartition, tuple[int, int]]
@@ -86,3 +90,25 @@ def test_health_says_which_partitions_wait_for_their_log_start(cluster: Asked) -
         assert "log start and end not found, asking again: one of their leaders does not answer (" in text
         cluster.is_silent = False
         wait_until(lambda: marshal.health().ok)
+
+
+def test_what_another_member_releases_is_expected_where_it_ended(
+    cluster: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected: list[dict[TopicPartition, int]] = []
+    monkeypatch.setattr(MemoryDataReader, "expect", lambda _, positions: expected.append(dict(positions)))
+    cluster.broker.create_topic("few", 2)
+    for number in range(14):
+        cluster.broker.produce("few", number % 2, b"x")
+    with (
+        Marshal.on_cluster(cluster, group_id="g", client_id="a") as a,
+        a.consumer(["few"]) as consumer,
+        Marshal.on_cluster(cluster, group_id="g", client_id="b") as b,
+    ):
+        assert len(take(consumer, 14)) == 14
+        other = b.consumer(["few"])
+        wait_until(lambda: len(other.assignment()) == 1)
+        (come,) = other.assignment()
+        assert expected == [{("few", come.partition): 7}]
+        cluster.broker.produce("few", come.partition, b"x")
+        assert take(other, 1) == [(come.partition, 7)]

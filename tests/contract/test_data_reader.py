@@ -17,7 +17,7 @@ from kafka_marshal.adapters.kafka import readers
 from kafka_marshal.adapters.kafka import readers as module
 from kafka_marshal.adapters.kafka.cluster import KafkaCluster
 from kafka_marshal.adapters.kafka.errors import Troubles
-from kafka_marshal.adapters.kafka.readers import LONGEST_WAIT_S, STEERED, PollPace, Reading
+from kafka_marshal.adapters.kafka.readers import LONGEST_WAIT_S, STEERED, KafkaDataReader, PollPace, Reading
 from kafka_marshal.client.shared_reads import kept_bytes, shared_reader
 from kafka_marshal.errors import ClosedError, KafkaUnavailableError, TopicChangedError
 from kafka_marshal.node.log_reader import bounds, judge, read_range
@@ -182,6 +182,57 @@ def test_assigning_again_moves_the_position(side: Side, log: DataLog) -> None:
         log.reader.assign({(topic, 0): start})
         log.until(lambda start=start: len(log.messages) >= 500 - start, f"read from {start}")  # type: ignore[misc]
         assert log.offsets(topic, 0) == list(range(start, 500))
+    log.reader.close()
+
+
+def test_what_is_expected_comes_once_it_is_assigned(side: Side, log: DataLog) -> None:
+    """At the expected position and at another one; before, and if it is never assigned, nothing comes."""
+    topic = side.topic(4)
+    for partition in range(4):
+        side.produce(topic, partition, numbers(300))
+    log.reader.assign({(topic, 0): 0})
+    log.until(lambda: len(log.messages) == 300, "one is read")
+    for turn in range(5):
+        side.produce(topic, 0, numbers(1))
+        log.reader.expect({(topic, 1): 100, (topic, 2): 100, (topic, 3): 100})
+        for _ in range(5):
+            log.read(30 + 200 * turn, 0.02)
+        side.produce(topic, 1, numbers(1))
+        assert {message.partition() for message in log.messages} == {0}
+        log.reader.assign({(topic, 1): 100, (topic, 2): 70 + turn})
+        log.reader.assign({(topic, 3): 100})
+        log.reader.unassign([(topic, 3)])
+        log.until(lambda: log.offsets(topic, 2)[-1:] == [299], "another position")
+        log.until(lambda: log.offsets(topic, 1)[-1:] == [300 + turn], "the expected position")  # noqa: B023
+        assert log.offsets(topic, 1) == list(range(100, 301 + turn))
+        assert log.offsets(topic, 2) == list(range(70 + turn, 300))
+        assert not log.offsets(topic, 3) and not log.faults
+        log.reader.unassign([(topic, 1), (topic, 2)])
+        log.messages.clear()
+        side.produce(topic, 0, numbers(1))
+        log.until(lambda: log.messages, "the rest is over")
+        log.messages.clear()
+    log.reader.close()
+
+
+def test_what_is_expected_is_not_fetched_for_long(kafka_side: KafkaSide, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "EXPECTED_BYTES", 1000)
+    topic = kafka_side.topic(3)
+    for partition in (1, 2):
+        kafka_side.produce(topic, partition, [b"x" * 600] * (partition * 2 - 1))
+    reader = cast("KafkaDataReader", kafka_side.cluster.data_reader("group", {}))
+    log = DataLog(reader)
+    reader.assign({(topic, 0): 0})
+    log.read(10, 0.5)
+    reader.expect({(topic, 1): 0, (topic, 2): 0, ("nobody-made-this", 0): 0})
+    assert reader._expected.keys() == {(topic, 1), (topic, 2)}
+    log.until(lambda: (log.read(10, 0.05), reader._expected.keys() == {(topic, 1)})[1], "too much came of one")
+    began = time.monotonic()
+    log.until(lambda: (log.read(10, 0.05), not reader._expected)[1], "the other was not assigned in time")
+    assert time.monotonic() - began < 2 * readers.EXPECTED_S
+    assert len(reader._reading.consumer.assignment()) == 1 and not log.messages
+    reader.assign({(topic, 1): 0, (topic, 2): 0})
+    log.until(lambda: len(log.messages) == 4, "both are assigned after all")
     log.reader.close()
 
 

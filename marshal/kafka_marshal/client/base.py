@@ -333,7 +333,7 @@ class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Renamed, Generic[S]):
 
     # What the driver asks of it (ConsumerPort).
 
-    def _fetch(self, changes: Mapping[Key, int | None]) -> None:
+    def _fetch(self, changes: Mapping[Key, int | None], expected: Mapping[Key, int]) -> None:
         """Carry out StartFetch and StopFetch."""
 
     def _take_over(self, asked: TakeOver) -> None:

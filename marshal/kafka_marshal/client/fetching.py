@@ -757,9 +757,11 @@ class FetchingConsumer(AnyConsumer[S]):
 
     # What the driver asks of it (ConsumerPort).
 
-    def _fetch(self, changes: Mapping[Key, int | None]) -> None:
-        """Carry out StartFetch and StopFetch."""
-        if not self._closed:
+    def _fetch(self, changes: Mapping[Key, int | None], expected: Mapping[Key, int]) -> None:
+        """Carry out StartFetch and StopFetch; what is expected is read ahead."""
+        if expected and not self._closed:
+            self._fetcher.reader.expect(expected)
+        if changes and not self._closed:
             self._fetcher.fetch(changes)
 
     def _take_over(self, asked: TakeOver) -> None:

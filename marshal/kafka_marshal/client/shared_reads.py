@@ -333,6 +333,9 @@ class SharedReader:
                 self._mine.assign(alone)
             pool.changed.notify_all()
 
+    def expect(self, positions: Mapping[Key, int]) -> None:
+        """Nothing: another member may have fetched it already."""
+
     def _replace(self, key: Key, part: SharedPart) -> None:
         """It is assigned; perhaps again, since its feed seems deaf."""
         old, pool = self.parts.pop(key, None), self._pool

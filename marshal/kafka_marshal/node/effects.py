@@ -40,7 +40,7 @@ from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.ports import Ack, Appender, Cluster
 from kafka_marshal.runtime import Executor, Runtime
 from kafka_marshal.types import Key
-from rationalizer import encode
+from rationalizer import ClaimingPartition, encode
 
 
 class AppendFailures:
@@ -229,6 +229,9 @@ def _is_old(cluster: Cluster, coordination: str, log_time: int, claims: Mapping[
     return any(offset < young.get((coordination, cp), 0) for cp, offset in claims.items())
 
 
+#: What is claimed or looked up is read ahead, unless it is more than this at a time: a start loses claims to others.
+MOST_EXPECTED = 16
+
 #: A callback that has not returned for this long is logged, and from then on this often (ms).
 LATE_MS = 10_000.0
 SAID_EVERY_MS = 600_000.0
@@ -354,17 +357,21 @@ class Effects(DriverPart):
         fetching: dict[int, dict[Key, int | None]] = {}
         calls: list[tuple[int, Callback | SaveState | RestoreState | CheckpointCompleted, list[Piece]]] = []
         wanted: list[LookUp] = []
+        expected: list[Key] = []
         self._pacing.carry_out(effects)
         for effect in effects:
             match effect:
-                case Append():
+                case Append(record=record):
                     self.appends.append(effect)
+                    if isinstance(record, ClaimingPartition):
+                        expected.append((record.topic, record.partition))
                 case StartFetch(consumer=number, key=key, offset=offset):
                     fetching.setdefault(number, {})[key] = offset
                 case StopFetch(consumer=number, key=key):
                     fetching.setdefault(number, {})[key] = None
-                case LookUp():
+                case LookUp(key=key):
                     wanted.append(effect)
+                    expected.append(key)
                 case TakeOver(consumer=number):
                     if (port := self._lock.ports.get(number)) is not None:
                         port._take_over(effect)
@@ -382,9 +389,10 @@ class Effects(DriverPart):
                 case Warn(message=message, is_error=is_error):
                     self.rate_limited.say(logging.ERROR if is_error else logging.WARNING, "warning", message, message)
         self._look_ups.start(wanted)
-        for number, changes in fetching.items():
+        ahead = self._expected(expected) if 0 < len(expected) <= MOST_EXPECTED else {}
+        for number in dict.fromkeys((*fetching, *ahead)):
             if (port := self._lock.ports.get(number)) is not None:
-                port._fetch(changes)
+                port._fetch(fetching.get(number, {}), ahead.get(number, {}))
         for number, what, called in calls:
             port = self._lock.ports.get(number)
             match what:
@@ -396,6 +404,18 @@ class Effects(DriverPart):
                     port._restore_state(what)
                 case CheckpointCompleted(checkpoint=checkpoint) if port is not None:
                     port._completed(checkpoint)
+
+    def _expected(self, keys: list[Key]) -> dict[int, dict[Key, int]]:
+        """Where their consumers will begin on these, as far as the log says it now."""
+        found: dict[int, dict[Key, int]] = {}
+        for number, consumer in self._lock.engine.consumers.items():
+            view = consumer.source.view
+            for key in keys:
+                assignment, progress = consumer.assignments.get(key), view.progress(key)
+                # A claim of what another holds only asks for it.
+                if assignment is not None and progress and (assignment.lease.held or not view.is_held(key)):
+                    found.setdefault(number, {})[key] = progress.stable + 1
+        return found
 
     def _called(self, call: Call) -> Callable[[float], object]:
         """What the engine takes when the call has returned, or is dropped, at that time (own clock, ms)."""

@@ -50,8 +50,8 @@ class DriverPart:
 class ConsumerPort(Protocol):
     """What the node needs of a consumer."""
 
-    def _fetch(self, changes: Mapping[Key, int | None]) -> None:
-        """Fetch each partition from its offset on, or (None) stop fetching it."""
+    def _fetch(self, changes: Mapping[Key, int | None], expected: Mapping[Key, int]) -> None:
+        """Fetch each partition from its offset on, or (None) stop fetching it; what is expected may be read ahead."""
 
     def _call(self, call: Call) -> None:
         """Run the user's callback; runs on the callback thread."""

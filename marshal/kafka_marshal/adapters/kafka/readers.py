@@ -19,7 +19,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -101,6 +101,10 @@ class Reading:
         self._bell = threading.Event()
         #: Whether there is anything to read; where not, the consumer need not be asked.
         self.is_assigned: Callable[[], bool] = lambda: True
+        #: Whether a command may come any moment: then each wait is as short as can be.
+        self.is_hurried: Callable[[], bool] = lambda: False
+        #: Messages taken before that come first.
+        self.kept: list[KafkaMessage] = []
         self._quiet_since = time.monotonic()
         #: What may block for a moment and so is left to the reading thread: called after commands, before it waits.
         self.before_wait: Callable[[], None] | None = None
@@ -160,21 +164,26 @@ class Reading:
 
         Returns early and empty when librdkafka passes an error to a callback.
 
-        settle: called if commands came in while messages were taken; carries them out, and returns the messages that
-        still belong to the assignment.
+        settle: carries out commands that came in while messages were taken, and returns the messages that still
+        belong to the assignment.
         """
         with self._turn:
             messages = self._read(limit, timeout_s)
-            if messages and self._commands and settle is not None:
+            if messages and settle is not None:
                 messages = settle(messages, self._serve)
+            if self.kept:
+                messages = [*self.kept, *messages]
+                messages, self.kept = messages[:limit], messages[limit:]
         self._serve_if_free()
         return messages
 
     def _read(self, limit: int, timeout_s: float) -> list[KafkaMessage]:
         deadline = time.monotonic() + timeout_s
         self._prepare()
-        messages = self.consumer.consume(limit, 0)
-        while not messages and (remaining := deadline - time.monotonic()) > 0 and not self.troubles.pending:
+        messages = [] if self.kept else self.consumer.consume(limit, 0)
+        while (
+            not (messages or self.kept) and (remaining := deadline - time.monotonic()) > 0 and not self.troubles.pending
+        ):
             first = self._wait(remaining)
             if first is not None:
                 messages = [first, *self.consumer.consume(limit - 1, 0)] if limit > 1 else [first]
@@ -189,7 +198,8 @@ class Reading:
         if not self.is_assigned():
             self._bell.wait(min(STANDBY_S, remaining_s))
             return self.consumer.poll(0)
-        slice_s = self._pace.wait_s(time.monotonic() - self._quiet_since)
+        quiet_s = time.monotonic() - self._quiet_since
+        slice_s = SHORTEST_WAIT_S if self.is_hurried() else self._pace.wait_s(quiet_s)
         # Rounded up: else the fraction of a millisecond that librdkafka leaves out would be one more wait.
         return self.consumer.poll(math.ceil(min(slice_s, remaining_s) / SHORTEST_WAIT_S) * SHORTEST_WAIT_S)
 
@@ -426,6 +436,24 @@ WARM_UP_AGAIN_S = 10.0
 LOOK_INTERVAL_S = 0.5
 
 
+#: A partition that is expected is fetched for this long (s), and up to this many bytes, and then no more.
+EXPECTED_S, EXPECTED_BYTES = 1.0, 1_000_000
+
+
+class Expected:
+    """A partition that is fetched already, as it is likely to be assigned at this position soon."""
+
+    __slots__ = ("came", "position", "size", "until")
+
+    def __init__(self, position: int, until: float) -> None:
+        self.position: int = position
+        #: Until when (monotonic).
+        self.until: float = until
+        #: Its messages so far, and their bytes.
+        self.came: list[KafkaMessage] = []
+        self.size: int = 0
+
+
 _CHANGED_ID = re.compile(r"Topic (?P<topic>\S+) changed id from \S+ to (?P<id>\S+)$")
 
 
@@ -482,6 +510,7 @@ class KafkaDataReader:
         self._reading = Reading("data reader", settings, troubles)
         #: Where each partition was assigned.
         self._assigned: dict[TopicPartition, int] = {}
+        self._expected: dict[TopicPartition, Expected] = {}
         #: Partitions that the commands carried out last were about.
         self._changed: set[TopicPartition] = set()
         self._log_ends: dict[TopicPartition, int] = {}
@@ -493,8 +522,9 @@ class KafkaDataReader:
         self._new_topics: set[str] = set()
         #: Topics that were looked up without an answer, and when.
         self._unanswered: dict[str, float] = {}
-        self._reading.before_wait = self._warm_up_new_topics
+        self._reading.before_wait = self._before_wait
         self._reading.is_assigned = lambda: bool(self._assigned)
+        self._reading.is_hurried = lambda: bool(self._expected)
         self._next_look = 0.0
         #: Messages came since the last look-up of log ends. (One is due after the last of them too, if no more come.)
         self._look_owed = False
@@ -502,6 +532,9 @@ class KafkaDataReader:
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         if positions:
             self._reading.enqueue_command(partial(self._reassign, dict(positions)))
+
+    def expect(self, positions: Mapping[TopicPartition, int]) -> None:
+        self._reading.enqueue_command(partial(self._expect, positions))
 
     def unassign(self, partitions: Iterable[TopicPartition]) -> None:
         self._reading.enqueue_command(partial(self._remove, list(dict.fromkeys(partitions))))
@@ -514,7 +547,33 @@ class KafkaDataReader:
 
     # Commands, carried out with the consumer free.
 
+    def _expect(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Only of topics that are read, whose leaders are known."""
+        topics, until = {topic for topic, _ in self._assigned}, time.monotonic() + EXPECTED_S
+        for key, position in positions.items():
+            if key[0] in topics and key not in self._assigned and key not in self._expected:
+                with contextlib.suppress(KafkaException):  # it says so if it is assigned
+                    self._reading.consumer.incremental_assign([KafkaPartition(*key, position)])
+                    self._expected[key] = Expected(position, until)
+
+    def _put_aside(self, messages: list[KafkaMessage]) -> list[KafkaMessage]:
+        """Keep those of expected partitions until these are assigned; returns the others."""
+        others: list[KafkaMessage] = []
+        for message in messages:
+            expected = self._expected.get((cast("str", message.topic()), cast("int", message.partition())))
+            (others if expected is None else expected.came).append(message)
+            if expected is not None:
+                expected.size += len(message.value() or b"")
+        return others
+
     def _reassign(self, positions: dict[TopicPartition, int]) -> None:
+        for key, position in list(positions.items()):
+            expected = self._expected.get(key)
+            if expected is not None and expected.position == position:  # fetched from there: all that came is of it
+                self._reading.kept += self._expected.pop(key).came
+                self._assigned[key] = positions.pop(key)
+        if not positions:
+            return
         self._remove(list(positions))
         new_topics = self._new_topics_of(positions)
         try:
@@ -537,11 +596,14 @@ class KafkaDataReader:
         found = {topic for topic, _ in positions if self._unanswered.get(topic, due) <= due}
         return found.difference(topic for topic, _ in self._assigned) if found else found
 
-    def _warm_up_new_topics(self) -> None:
+    def _before_wait(self) -> None:
         """Have the leaders of newly assigned topics looked up now (on the reading thread: it may wait for the broker).
 
         By itself librdkafka asks for a topic it does not know once a second: a first record would come a second late.
         """
+        if self._expected:
+            now = time.monotonic()
+            self._remove([k for k, x in self._expected.items() if now > x.until or x.size > EXPECTED_BYTES])
         if self._new_topics:
             names, self._new_topics = self._new_topics, set()
             # If no broker answers, not again and again.
@@ -549,13 +611,18 @@ class KafkaDataReader:
             self._warm_up(names)
 
     def _remove(self, partitions: list[TopicPartition]) -> None:
-        known = [key for key in partitions if key in self._assigned]
+        known = [key for key in partitions if key in self._assigned or key in self._expected]
         if known:
             for key in known:
-                del self._assigned[key]
+                self._assigned.pop(key, None)
+                self._expected.pop(key, None)
                 self._log_ends.pop(key, None)
             self._changed.update(known)
+            self._reading.kept = [m for m in self._reading.kept if (m.topic(), m.partition()) not in known]
             self._reading.consumer.incremental_unassign([KafkaPartition(*key) for key in known])
+
+    def _remove_topics(self, topics: Collection[str]) -> None:
+        self._remove([key for key in (*self._assigned, *self._expected) if key[0] in topics])
 
     def _set_paused(self, partitions: list[TopicPartition], paused: bool) -> None:
         known = [KafkaPartition(*key) for key in partitions if key in self._assigned]
@@ -571,7 +638,7 @@ class KafkaDataReader:
             # Some may be of the old topic still: they are dropped, as their positions mean nothing any more.
             messages = [message for message in messages if message.topic() not in recreated]
             faults.extend(DataFault(FaultKind.RECREATED, topic, None, new) for topic, new in sorted(recreated.items()))
-            self._reading.enqueue_command(lambda: self._remove([key for key in self._assigned if key[0] in recreated]))
+            self._reading.enqueue_command(partial(self._remove_topics, recreated))
         if any(map(_ERROR, messages)):
             messages = _without_errors(messages, faults, self._ends)
         if self._reading.troubles.pending:
@@ -590,13 +657,12 @@ class KafkaDataReader:
         """Carry out commands that came in while these messages were taken; drop what may be of an older assignment."""
         self._changed.clear()
         serve()
-        changed = frozenset(self._changed)
-        if not changed:
-            return messages
-        # Assigned (again) meanwhile: a message may have been fetched before or after; it is fetched again.
-        if again := {key: self._assigned[key] for key in changed if key in self._assigned}:
-            self._reassign(again)
-        return [m for m in messages if (m.topic(), m.partition()) not in changed]
+        if changed := frozenset(self._changed):
+            # Assigned (again) meanwhile: a message may have been fetched before or after; it is fetched again.
+            if again := {key: self._assigned[key] for key in changed if key in self._assigned}:
+                self._reassign(again)
+            messages = [m for m in messages if (m.topic(), m.partition()) not in changed]
+        return self._put_aside(messages) if self._expected else messages
 
     def partition_counts(self, topics: Iterable[str], timeout_s: float) -> dict[str, int]:
         names = list(topics)

@@ -220,6 +220,9 @@ class MemoryDataReader(_Reader):
             self._assigns.update(positions.keys())
             self._broker.changed.notify_all()
 
+    def expect(self, positions: Mapping[TopicPartition, int]) -> None:
+        """There is nothing to gain here."""
+
     def unassign(self, partitions: Iterable[TopicPartition]) -> None:
         with self._broker.changed:
             self._check_open()
