@@ -151,16 +151,16 @@ def test_no_function_is_too_long() -> None:
 #: Package → (modules, lines) that it may have, docstrings included. A ratchet: anybody lowers it, only an issue that
 #: names the price of a feature raises it.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
-    "adapters": (19, 5_560),
+    "adapters": (19, 5_630),
     "admin": (16, 6_230),
     "archive": (3, 820),
     "checkpoints": (3, 590),
     "cli": (23, 7_740),
     "client": (31, 10_910),
     "engine": (58, 18_390),
-    "kafka_marshal": (14, 2_820),
+    "kafka_marshal": (14, 2_830),
     "metrics": (6, 1_590),
-    "node": (17, 4_490),
+    "node": (17, 4_510),
     "observe": (17, 5_910),
     "pipeline": (21, 8_060),
     "rationalizer": (43, 10_140),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (334, 103_420)
+MOST_OF_ALL = (334, 103_520)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
