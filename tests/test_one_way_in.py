@@ -28,6 +28,7 @@ CALLS = {
         "state",
         "known_stable",
         "is_asked",
+        "is_held",
         "has_marks",
         "may_hand_over",
         "uncommitted",
