@@ -34,6 +34,7 @@ CALLS = {
         "uncommitted",
         "oldest_cut",
         "is_held_up",
+        "patience_ms",
         "held_back",
         "copy",
         "text",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
 from random import Random
 from typing import Any, cast
 
@@ -14,16 +13,7 @@ from kafka_marshal.engine.effects import Effect, StartFetch
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedAssignment, SharedConsumer
 from kafka_marshal.engine.shares.desk import Desk, Shelf
-from kafka_marshal.engine.shares.taking import (
-    LINGER_MS,
-    MANY_SHARERS,
-    WORTH_MS,
-    Free,
-    Speed,
-    count,
-    drawn_wait,
-    worth_it_at,
-)
+from kafka_marshal.engine.shares.taking import LINGER_MS
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.watchdog.parent import LastWill
@@ -546,52 +536,20 @@ def test_what_is_settled_in_a_pause_proves_nothing_as_it_is_no_beat() -> None:
     assert lease.valid_until <= share.last_beat + 2 * HI
 
 
-# -- When a sharer takes a batch, and how large it is (U8): a function of state, times and a draw -----------------
+def test_each_sharer_has_another_turn_and_they_go_round_with_what_is_taken() -> None:
+    net = shared_net(end=0)
+    team = [sharer(net, name) for name in "abc"]
+    net.run(3 * HI)
 
+    def turns() -> list[int]:
+        return [of(each).seats[T0].desk.crowd.turn for each in team]
 
-#: One handler that takes 5 ms.
-SPEED = Speed(rate=0.2, max_messages=500, batch_ms=250.0, answer_ms=5.0)
-NEVER = -inf
-
-
-def free(messages: int, sharers: int = 1, idle: int = 1, since: float = 1_000.0) -> Free:
-    return Free(messages, since, sharers, idle)
-
-
-def test_a_full_batch_is_a_quarter_of_a_second_s_work_or_max_messages() -> None:
-    assert SPEED.full == 50
-    assert Speed(1_000.0, 500, 250.0, 5.0).full == 500
-    assert Speed(0.0001, 500, 250.0, 5.0).full == 1
-
-
-def test_nothing_free_is_never_taken() -> None:
-    assert worth_it_at(free(0), SPEED, NEVER) == inf
-
-
-def test_a_full_batch_is_taken_at_once_even_right_after_another() -> None:
-    assert worth_it_at(free(50), SPEED, 1_000.0) <= 1_000.0
-
-
-def test_what_is_handled_in_50_ms_waits_for_the_last_take_alone() -> None:
-    assert worth_it_at(free(10, MANY_SHARERS), SPEED, NEVER) <= 1_000.0
-    assert worth_it_at(free(10, MANY_SHARERS), SPEED, 990.0) == 990.0 + WORTH_MS
-
-
-def test_few_messages_linger_from_the_moment_when_the_oldest_was_free() -> None:
-    assert worth_it_at(free(1, MANY_SHARERS), SPEED, NEVER) == 1_000.0 + LINGER_MS
-    assert worth_it_at(free(1, 2 * MANY_SHARERS), SPEED, NEVER) == 1_000.0 + LINGER_MS
-
-
-def test_fewer_sharers_wait_in_proportion_but_for_what_comes_again() -> None:
-    assert worth_it_at(free(1, MANY_SHARERS // 4), SPEED, NEVER) == 1_000.0 + LINGER_MS / 4
-    assert worth_it_at(free(1), SPEED, 1_000.0) == 1_000.0 + WORTH_MS / MANY_SHARERS
-    assert worth_it_at(free(1)._replace(is_again=True), SPEED, NEVER) == 1_000.0 + LINGER_MS
-
-
-def test_a_take_is_enough_for_all_handlers() -> None:
-    slow = Speed(rate=0.02, max_messages=500, batch_ms=250.0, answer_ms=5.0, handlers=16)
-    assert (slow.full, count(free(1_000), slow)) == (5, 16)
-    assert count(free(1_000), slow._replace(max_messages=7)) == 7
+    before = turns()
+    assert sorted(before) == [0, 1, 2]
+    net.data[T0].end = 1
+    batch(net, team[before.index(0)])
+    net.run(2 * HI)
+    assert turns() == [(turn - 1) % 3 for turn in before]
 
 
 def test_a_lone_sharer_takes_each_new_message_at_once() -> None:
@@ -605,11 +563,6 @@ def test_a_lone_sharer_takes_each_new_message_at_once() -> None:
         assert [(hole.first, hole.last) for hole in holes(net)] == [(offset, offset)]
         a.done_run(run)
         net.run_until(lambda: not holes(net))
-
-
-def test_with_as_many_batches_as_idle_sharers_nobody_waits() -> None:
-    assert drawn_wait(free(16 * 10, 16, 16), SPEED, 1.0) == 0.0
-    assert drawn_wait(free(1_000, 16, 16), SPEED, 1.0) == 0.0
 
 
 @pytest.mark.parametrize("at_most_once", [False, True])
@@ -632,28 +585,6 @@ def test_a_batch_that_is_asked_for_at_the_close_is_given_back_or_reported(at_mos
     assert (left, of(a).delivery.grants.unprocessed) == (
         ([], [(*T0, 0, 9)]) if at_most_once else ([(0, 9, NO_OWNER, 0)], [])
     )
-
-
-def test_messages_that_one_take_gets_are_one_batch_however_many() -> None:
-    assert drawn_wait(free(10, 16, 16), SPEED, 1.0) == drawn_wait(free(1, 16, 16), SPEED, 1.0) == 150.0
-
-
-@pytest.mark.parametrize(("draw", "wait"), [(0.0, 0.0), (0.5, 75.0), (1.0, 150.0)])
-def test_with_fewer_they_wait_for_a_time_that_each_draws(draw: float, wait: float) -> None:
-    assert drawn_wait(free(1, 16, 16), SPEED, draw) == pytest.approx(wait)
-
-
-def test_of_16_idle_sharers_and_one_message_one_or_two_take_within_an_answer() -> None:
-    """The others see it in the log before their own waits end: the expectation, for draws evenly apart."""
-    waits = [drawn_wait(free(1, 16, 16), SPEED, draw / 15) for draw in range(16)]
-    assert sum(wait <= min(waits) + SPEED.answer_ms for wait in waits) <= 2
-
-
-def test_a_batch_leaves_others_their_part() -> None:
-    assert count(free(1_000, 16), SPEED) == 32
-    assert count(free(1_000_000, 16), SPEED) == 50
-    assert count(free(20, 16), SPEED) == 10, "what is handled in 50 ms is worth a record"
-    assert count(free(1, 16), Speed(0.001, 500, 250.0, 5.0)) == 1
 
 
 # Sharers with the faults of a seed: one owner for each message, none lost; and planted bugs, which that finds.

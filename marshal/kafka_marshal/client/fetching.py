@@ -206,17 +206,16 @@ class Fetcher:
         then: called with what came, if that is of one partition; the lock is held.
         Returns when the wait began.
         """
-        now = self._driver.monotonic()
-        self.pump(max(0.0, min(until - now, SLICE_S, self._engine.schedule.patience_ms / 1000)), then)
+        now, patience_ms = self._driver.monotonic(), self._engine.schedule.patience_ms(self._driver.now_ms())
+        self.pump(max(0.0, min(until - now, SLICE_S, patience_ms / 1000)), then)
         return now
 
     def await_log(self, until: float) -> float:
         """Delivery is held up: wait for what the log will show, at most for a moment. Returns when the wait began."""
         now, driver = self._driver.monotonic(), self._driver
         with driver.condition:
-            driver.lock.wait_for(
-                lambda: not self._engine.delivery.is_held_up(driver.now_ms()), max(0.0, min(until - now, CUT_SLICE_S))
-            )
+            most = min(until - now, CUT_SLICE_S, self._engine.schedule.patience_ms(driver.now_ms()) / 1000)
+            driver.lock.wait_for(lambda: not self._engine.delivery.is_held_up(driver.now_ms()), max(0.0, most))
         return now
 
     def look(self) -> None:

@@ -506,10 +506,10 @@ class SharedSchedule(Schedule):
     def awaits_batch(self) -> bool:
         return self._consumer.taking.asked is not None
 
-    @property
-    def patience_ms(self) -> float:
+    def patience_ms(self, now: float) -> float:
         is_busy = any(share.tracker.runs for share in list(self._consumer.seats.values()))
-        return HANDLED_MS if is_busy and self._consumer.delivery.in_lanes.is_active else inf
+        most = HANDLED_MS if is_busy and self._consumer.delivery.in_lanes.is_active else inf
+        return min(most, max(1.0, self._consumer.taking.due - now))
 
     @property
     def harmless_step_ms(self) -> float:

@@ -1,8 +1,9 @@
 """Takes batches for one consumer, from whichever of its partitions has most for each idle sharer (U8).
 
 All sharers see the same free messages at nearly the same time. If all took at once, all but one would write for
-nothing. So with fewer messages than idle sharers each waits a time that it draws, long enough that the first one's
-record is seen by the others; and all wait until the messages are worth a record: the fewer sharers, the sooner.
+nothing. So few sharers have turns, and with fewer messages than idle sharers each of many waits a time that it draws:
+long enough that the first one's record is seen by the others. And all wait until the messages are worth a record: the
+fewer sharers, the sooner.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ from kafka_marshal.types import Key
 from rationalizer.limits import MAX_SETTLED_OFFSETS
 from rationalizer.wire.records import Take
 
-#: Each record wakes all sharers. So with this number of them the two times below apply, with fewer in proportion.
+#: Each record wakes all sharers. So with this number of them the two times below apply; with fewer sharers the second
+#: one in proportion, the first one with their square.
 MANY_SHARERS: Final = 16
 
 #: The oldest free message waits this long (ms) for others, so that they share a record.
 LINGER_MS: Final = 20.0
+
+#: From this turn on the wait is the same: those before may all have work, as far as the log shows it.
+LAST_TURN: Final = 4
 
 #: What is handled in this time (ms) is worth a record; between two takes of one sharer there is as much.
 WORTH_MS: Final = 50.0
@@ -41,6 +46,8 @@ class Free(NamedTuple):
     idle: int
     #: Whether some were given to sharers before.
     is_again: bool = False
+    #: How many sharers are before us.
+    turn: int = 0
 
 
 class Speed(NamedTuple):
@@ -74,7 +81,7 @@ def worth_it_at(free: Free, speed: Speed, taken_at: float) -> float:
     if free.messages >= speed.full:
         return 0.0
     part = 1.0 if free.is_again else crowded(free.sharers)
-    ripe = 0.0 if free.messages >= speed.worth else free.since + part * LINGER_MS
+    ripe = 0.0 if free.messages >= speed.worth else free.since + part * part * LINGER_MS
     return max(ripe, taken_at + part * WORTH_MS)
 
 
@@ -88,8 +95,12 @@ def drawn_wait(free: Free, speed: Speed, draw: float) -> float:
 
     What counts is how many batches are free: if one take leaves nothing, all others would write for nothing.
     """
-    batches = free.messages / count(free, speed)
-    return draw * 2.0 * speed.answer_ms * max(0.0, free.idle / max(1.0, batches) - 1.0)
+    batches = max(1.0, free.messages / count(free, speed))
+    if free.sharers < MANY_SHARERS:  # of those before us, some may be free though the log does not show it yet
+        steps = min(free.turn, LAST_TURN) + 1 - batches + (draw / 8 if free.sharers > 1 else 0.0)
+    else:
+        steps = draw * (free.idle / batches - 1.0)
+    return 2.0 * speed.answer_ms * max(0.0, steps)
 
 
 def count(free: Free, speed: Speed) -> int:
@@ -289,7 +300,7 @@ class Taking:
         worth_at = worth_it_at(free, speed, self._taken_at)
         if now < worth_at:
             return worth_at
-        what = share.key, free.since, free.messages <= free.idle
+        what = share.key, free.since, free.messages <= free.idle, free.turn
         if self._drawn is None or self._drawn[0] != what:
             self._drawn = what, now + drawn_wait(free, speed, self._rng.random())
         if now < self._drawn[1]:
@@ -361,5 +372,5 @@ class Taking:
                 continue  # others may begin it now, and what we see of them is late
             if messages and share.may_take(now) and (best is None or rank > best[0]):
                 since, is_again = min(crowd.since, new.since), crowd.again > 0
-                best = rank, share, Free(messages, since, crowd.sharers, crowd.idle, is_again)
+                best = rank, share, Free(messages, since, crowd.sharers, crowd.idle, is_again, crowd.turn)
         return None if best is None else (best[1], best[2])

@@ -148,9 +148,8 @@ class Schedule:
         """Whether the log is to show a batch that was asked for."""
         return False
 
-    @property
-    def patience_ms(self) -> float:
-        """How long (ms) a thread waits for messages at most (any thread)."""
+    def patience_ms(self, now: float) -> float:
+        """How long (ms) a thread waits for messages, or for the log, at most (any thread)."""
         return inf
 
     @property
