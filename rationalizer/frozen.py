@@ -21,8 +21,10 @@ _set: Final = object.__setattr__
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def frozen(cls: type[T]) -> type[T]:
-    """What ``@dataclass(frozen=True, slots=True)`` makes of a class: the same methods, errors, fields and pickles."""
-    own = vars(cls)
+    """What ``@dataclass(frozen=True, slots=True)`` makes of a class: the same methods, errors, fields and pickles.
+
+    All fields are parameters, by place or name.
+    """
     params = [vars(base).get("__dataclass_params__") for base in cls.__mro__[1:]]
     bases = [each for each in params if each is not None and each.frozen]
     for each in bases:
@@ -31,49 +33,41 @@ def frozen(cls: type[T]) -> type[T]:
     for each in (made.__dataclass_params__, *bases):
         each.frozen = True
     known = fields(made)
-    methods = [_init(made, known), *_compared(known), *_guarded(made, known)]
-    for method in methods:
-        if method.__name__ not in own:
+    for method in (_init(made, known), *_methods(made, known)):
+        if method.__name__ not in vars(cls):
             method.__qualname__ = f"{cls.__qualname__}.{method.__name__}"
             setattr(made, method.__name__, method)
     return made  # type: ignore[no-any-return]
 
 
-def _init(cls: type, known: tuple[Field[Any], ...]) -> Callable[..., None]:
+def _init(cls: type, known: tuple[Field[Any], ...]) -> Callable[..., Any]:
     scope: dict[str, Any] = {"_set": _set, "_MADE": _MADE}
-    body: list[str] = []
-    given: list[str] = []
-    named: list[str] = []
+    head, body = "self", ""
     for each in known:
-        name, value = each.name, each.name
+        name = value = each.name
+        default: object = each.default
         if each.default_factory is not MISSING:
-            scope[f"_of_{name}"] = each.default_factory
-            value = f"_of_{name}() if {name} is _MADE else {name}" if each.init else f"_of_{name}()"
-        elif each.default is not MISSING:
-            scope[f"_of_{name}"] = each.default
-            value = name if each.init else f"_of_{name}"
-        elif not each.init:
-            continue
-        body.append(f" _set(self, {name!r}, {value})\n")
-        if each.init:
-            default = "_MADE" if each.default_factory is not MISSING else f"_of_{name}"
-            (named if each.kw_only else given).append(f"{name}={default}" if f"_of_{name}" in scope else name)
+            scope[f"_new_{name}"], default = each.default_factory, _MADE
+            value = f"_new_{name}() if {name} is _MADE else {name}"
+        if default is not MISSING:
+            scope[f"_of_{name}"] = default
+        head += f", {name}" if default is MISSING else f", {name}=_of_{name}"
+        body += f" _set(self, {name!r}, {value})\n"
     if hasattr(cls, "__post_init__"):
-        body.append(" self.__post_init__()\n")
-    parameters = ", ".join(["self", *given, *(["*", *named] if named else [])])
-    exec(f"def __init__({parameters}):\n{''.join(body) or ' pass'}", scope)  # noqa: S102 - of names in a class only
-    init: Callable[..., None] = scope["__init__"]
-    init.__annotations__ = {each.name: each.type for each in known if each.init} | {"return": None}
+        body += " self.__post_init__()\n"
+    exec(f"def __init__({head}):\n{body or ' pass'}", scope)  # noqa: S102 - of names in a class only
+    init: Callable[..., Any] = scope["__init__"]
+    init.__annotations__ = {each.name: each.type for each in known} | {"return": None}
     return init
 
 
-def _compared(known: tuple[Field[Any], ...]) -> list[Callable[..., Any]]:
-    names = [each.name for each in known if each.compare]
-    if len(names) > 1:
-        values: Callable[[object], object] = attrgetter(*names)
-    else:
-        values = lambda value: tuple([getattr(value, name) for name in names])  # noqa: E731
+def _methods(cls: Any, known: tuple[Field[Any], ...]) -> list[Callable[..., Any]]:
+    names = [each.name for each in known]
     shown = [each.name for each in known if each.repr]
+    compared = [each.name for each in known if each.compare]
+    values: Callable[[object], object] = (
+        attrgetter(*compared) if len(compared) > 1 else lambda value: tuple([getattr(value, x) for x in compared])
+    )
 
     def __eq__(self: object, other: object) -> object:  # noqa: N807
         return values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
@@ -83,12 +77,6 @@ def _compared(known: tuple[Field[Any], ...]) -> list[Callable[..., Any]]:
 
     def __repr__(self: object) -> str:  # noqa: N807
         return f"{self.__class__.__qualname__}({', '.join([f'{name}={getattr(self, name)!r}' for name in shown])})"
-
-    return [__eq__, __hash__, __repr__]
-
-
-def _guarded(cls: Any, known: tuple[Field[Any], ...]) -> list[Callable[..., Any]]:
-    names = {each.name: None for each in known}
 
     def __setattr__(self: object, name: str, value: object) -> None:  # noqa: N807
         if type(self) is cls or name in names:
@@ -107,4 +95,4 @@ def _guarded(cls: Any, known: tuple[Field[Any], ...]) -> list[Callable[..., Any]
         for name, value in zip(names, state, strict=True):
             _set(self, name, value)
 
-    return [__setattr__, __delattr__, __getstate__, __setstate__]
+    return [__eq__, __hash__, __repr__, __setattr__, __delattr__, __getstate__, __setstate__]

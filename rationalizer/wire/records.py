@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections import namedtuple
 from collections.abc import Callable, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar, Final, NamedTuple, Self, cast
 
@@ -440,7 +440,7 @@ class DuringPause(Enum):
 _HEAD: Final = ("version", "type", "instance_id", "client_id", "group_id")
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Kind:
     """One row of the tables of sections 3, 5, 7 and 7b. `whole`: what must hold of all own fields together."""
 

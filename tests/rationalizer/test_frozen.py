@@ -47,15 +47,12 @@ class Rich:
 
     left: int
     many: list[int] = field(default_factory=list)
-    named: str = field(default="n", kw_only=True)
+    named: str = "n"
     hidden: int = field(default=5, repr=False)
     aside: int = field(default=6, compare=False)
-    made: int = field(init=False, default=7)
-    counted: list[int] = field(init=False, default_factory=list, compare=False)
-    after: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "after", self.left * 2)
+        object.__setattr__(self, "hidden", self.hidden * 2)
 
 
 @frozen
@@ -83,9 +80,9 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("Pair", (), {}),
     ("Pair", (1, 2, 3), {}),
     ("Rich", (1,), {}),
-    ("Rich", (1, (2, 3), 8, 9), {"named": "m"}),
-    ("Rich", (1, [], 8, 9, "m"), {}),
-    ("Rich", (1,), {"made": 3}),
+    ("Rich", (1, (2, 3)), {"aside": 8, "named": "m"}),
+    ("Rich", (1, (), "m", 8, 9), {}),
+    ("Rich", (1,), {"none": 3}),
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Literal
 
 from kafka_marshal import arguments
@@ -120,7 +120,7 @@ class _Piece(Placed):
         return has_key(self.lo, self.hi, key, offset)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class CheckpointPiece(_Piece):
     """Key hashes lo … hi of a partition (all of them: the whole partition), whose state is to be saved."""
 
@@ -136,7 +136,7 @@ class CheckpointPiece(_Piece):
         return iter((self.topic, self.partition, self.lo, self.hi))
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class RestorePiece(_Piece):
     """Key hashes lo … hi of a partition (all of them: the whole partition), and where they continue."""
 

@@ -7,7 +7,7 @@ message is not the reason, so none of them makes a dead letter. docs/handlers.md
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import IntEnum
 from inspect import iscoroutinefunction
 from random import Random
@@ -191,7 +191,7 @@ RUN: RunSettings = {
 _ORDER_OF_SHARES: RunSettings = {"order": "none"}
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class RunOptions:
     """The options of ``run``, checked."""
 
