@@ -11,7 +11,6 @@ take part: a function of one :class:`Job`. See docs/simulation.md. Needs the ext
 ``process``             processes, and what a worker gets (:class:`Job`)
 ``interrupting``        asynchronous exceptions in workers' calls and in reads
 ``workers``             the built-in workers: every way to receive messages
-``in_transactions``     the worker that commits outputs and progress together (``consumer.transaction``)
 ``in_checkpoints``      workers that count, and keep their counts with the group's checkpoints
 ``counting``            what the states of a checkpoint hold: each message once; what its callbacks get
 ``in_batches``          workers that share partitions by batches, and the operator beside them
