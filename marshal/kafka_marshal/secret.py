@@ -43,11 +43,9 @@ def values_of(config: Mapping[str, object]) -> tuple[str, ...]:
         for _, user, _, query in _URL.findall(value):
             found |= {user, query}
     forms = found | {repr(value)[1:-1] for value in found}  # in the repr of a mapping newlines are escaped
-    return tuple(sorted((each for each in forms if not _is_plain(each)), key=len, reverse=True))
-
-
-def _is_plain(value: str) -> bool:
-    return len(value) < _SHORTEST or value.isalpha()
+    return tuple(
+        sorted((each for each in forms if len(each) >= _SHORTEST and not each.isalpha()), key=len, reverse=True)
+    )
 
 
 def hide(text: str, values: Iterable[str]) -> str:

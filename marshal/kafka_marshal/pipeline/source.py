@@ -175,10 +175,6 @@ class SourceOptions:
             ) from None
         return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
-    def new_policy(self) -> Policy:
-        """The policy asked for."""
-        return _POLICIES[self.policy]()
-
 
 def _whole(least: int) -> Callable[[str, str], int]:
     def read(name: str, text: str) -> int:
@@ -497,7 +493,7 @@ class ClaimedStream:
         self._settings = settings
         self._consumer = marshal.ranges(
             list(settings.topics),
-            mode=Claims(policy=settings.new_policy()),
+            mode=Claims(policy=_POLICIES[settings.policy]()),
             start=settings.start_position(),
             config=dict(settings.config),
         )

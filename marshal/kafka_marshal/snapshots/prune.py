@@ -176,7 +176,8 @@ def _plan(
     grounded = start.from_beginning or on_snapshot
     checked = tuple(sorted({*start.agreed, *([start.begun_at] if on_snapshot else [])}))
     # Snapshots before the log's beginning don't matter any more.
-    doubts = {_doubt(found): found for found in start.differences if found.next_offset >= start.begun_at}
+    late = [found for found in start.differences if found.next_offset >= start.begun_at]
+    doubts = {found.next_offset if found.since is None else found.since + 1: found for found in late}  # kept from there
     limit = None if force or not doubts else min(doubts)
     cut = None
     why = ""
@@ -209,11 +210,6 @@ def _plan(
         tuple(start.differences),
         why,
     )
-
-
-def _doubt(found: Difference) -> int:
-    """Keep the log from this offset on."""
-    return found.next_offset if found.since is None else found.since + 1
 
 
 def _what(found: Difference) -> str:

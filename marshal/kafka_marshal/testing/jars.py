@@ -224,7 +224,7 @@ def connector_jars(spark_jars: Path | None = None) -> list[Path]:
     scala, version = found[0].groups()
     connector = [("org.apache.spark", f"spark-sql-kafka-0-10_{scala}", version)]
     # With two versions of one library on Spark's class path, chance decides: exclude what Spark includes.
-    modules = {_module_of(jar) for jar in carried}
+    modules = {re.sub(r"-\d[^-]*(-.*)?\.jar$", "", jar.name) for jar in carried}  # they are named module-revision.jar
     try:
         return resolve(f"spark-kafka-{version}", connector, exclude=sorted(modules), remedy=_CONNECTOR_REMEDY)
     except JarsMissingError as error:
@@ -406,11 +406,6 @@ def _find_ivy(name: str, remedy: str) -> Path:
         f"The jars of {name} are not in {cache_folder()}, and the resolver that downloads them (it comes inside "
         f"PySpark) is not installed: pip install 'kafka-marshal[broker]'. {remedy}"
     )
-
-
-def _module_of(jar: Path) -> str:
-    """The module of a jar named module-revision.jar."""
-    return re.sub(r"-\d[^-]*(-.*)?\.jar$", "", jar.name)
 
 
 def _ivy_description(name: str, dependencies: Sequence[tuple[str, str, str]], exclude: Sequence[str]) -> str:

@@ -639,7 +639,8 @@ def _burst_json(history: History, group: GroupHistory, burst: list[int]) -> dict
     done = Counter(
         (names[columns["client"][number]], names[columns["type"][number]]) for number in burst if number not in evicted
     )
-    words = [f"{client} {_VERBS.get(kind, kind)} {amount}" for (client, kind), amount in _given_away_first(done)]
+    releases_first = sorted(done.most_common(), key=lambda each: each[0][1] in _TAKES)  # they let others claim
+    words = [f"{client} {_VERBS.get(kind, kind)} {amount}" for (client, kind), amount in releases_first]
     known = (_vacant_ms(each) for number, each in ended.items() if number in takes)
     vacant = max((each for each in known if each is not None), default=None)
     why = [_some(each, separator) for each, separator in ((_causes(ended.values()), "; "), (words, ", ")) if each]
@@ -669,11 +670,6 @@ def _causes(ended: Iterable[Span]) -> list[str]:
             silent[each.client_id] = max(silence_ms, silent.get(each.client_id, 0))
     longest = sorted(silent, key=silent.__getitem__, reverse=True)
     return [*others, *(f"{client} was silent for {span(silent[client])}" for client in longest)]
-
-
-def _given_away_first(done: Counter[tuple[str, str]]) -> list[tuple[tuple[str, str], int]]:
-    """Releases first: they let others claim."""
-    return sorted(done.most_common(), key=lambda each: each[0][1] in _TAKES)
 
 
 def _some(texts: list[str], separator: str) -> str:

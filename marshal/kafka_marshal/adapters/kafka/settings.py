@@ -266,7 +266,7 @@ def check(config: Mapping[str, object]) -> None:
         if not isinstance(name, str):
             raise ConfigurationError(f"config has a key that is no string: {name!r}. Nothing was sent.")
         fixed = FIXED.get(name)
-        if fixed is None or _spelled(value) in fixed.allowed:
+        if fixed is None or str(value).strip().lower() in fixed.allowed:
             continue
         ours = f" It is always {fixed.allowed[0]!r} here." if fixed.allowed else ""
         raise ConfigurationError(
@@ -290,7 +290,3 @@ def properties(
         **(extra or {}),
         "bootstrap.servers": bootstrap_servers,
     }
-
-
-def _spelled(value: object) -> str:
-    return str(value).strip().lower()

@@ -320,7 +320,8 @@ class Scenario:
         snapshots = Random(f"kafka-marshal/{named}/snapshots").choice(SNAPSHOTS_EVERY)
         prunes = _prunes(named, intervals) if snapshots else ()
         faults = _in_order(faults, prunes, _forgotten(named, intervals))
-        other = 0 if worker else _other_partitions(named)
+        # Partitions that move to a second topic, in every fourth story.
+        other = 0 if worker else Random(f"kafka-marshal/{named}/topic2").choice((3, 4, *(0,) * 6))
         clients = _with_topics(named, clients) if other else clients
         if coordinated:
             clients = _members(named, clients, fenced)
@@ -547,11 +548,6 @@ def _with_parks(seed: str, story: Scenario) -> Scenario:
         order="key" if shares else story.order,
         shares=shares,
     )
-
-
-def _other_partitions(seed: str) -> int:
-    """Number of partitions that move to a second topic, in every fourth story."""
-    return Random(f"kafka-marshal/{seed}/topic2").choice((3, 4, *(0,) * 6))
 
 
 def _with_topics(seed: str, clients: Sequence[Client]) -> tuple[Client, ...]:
