@@ -158,15 +158,15 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "cli": (23, 7_740),
     "client": (31, 10_910),
     "engine": (58, 18_400),
-    "kafka_marshal": (14, 2_830),
+    "kafka_marshal": (14, 2_820),
     "metrics": (6, 1_590),
     "node": (17, 4_510),
     "observe": (17, 5_910),
-    "pipeline": (21, 8_060),
-    "rationalizer": (43, 10_140),
+    "pipeline": (21, 8_050),
+    "rationalizer": (43, 10_130),
     "sinks": (7, 2_800),
     "snapshots": (5, 1_030),
-    "testing": (38, 11_130),
+    "testing": (37, 11_110),
     "ui": (10, 4_350),
     "watchdog": (3, 940),
 }
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (334, 103_530)
+MOST_OF_ALL = (333, 103_480)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
