@@ -320,8 +320,7 @@ class Scenario:
         snapshots = Random(f"kafka-marshal/{named}/snapshots").choice(SNAPSHOTS_EVERY)
         prunes = _prunes(named, intervals) if snapshots else ()
         faults = _in_order(faults, prunes, _forgotten(named, intervals))
-        # Partitions that move to a second topic, in every fourth story.
-        other = 0 if worker else Random(f"kafka-marshal/{named}/topic2").choice((3, 4, *(0,) * 6))
+        other = 0 if worker else Random(f"kafka-marshal/{named}/topic2").choice((3, 4, *(0,) * 6))  # in every fourth
         clients = _with_topics(named, clients) if other else clients
         if coordinated:
             clients = _members(named, clients, fenced)
