@@ -161,15 +161,15 @@ class Questions:
         #: topic → until when, by the monotonic clock, librdkafka is taken to know its leaders.
         self._leaders_known: dict[str, float] = {}
 
-    def describe(self, names: list[str], timeout_s: float) -> dict[str, TopicDescription]:
-        """The topics among names that exist."""
+    def describe(self, names: list[str], timeout_s: float, doing: str = "") -> dict[str, TopicDescription]:
+        """The topics among names that exist. doing: what for, completes "While …"; "": for themselves."""
         if not names:
             return {}
 
         def ask(admin: AdminClient, left_s: float) -> dict[str, TopicDescription]:
             return self.known(admin.describe_topics(TopicCollection(names), request_timeout=left_s), left_s)
 
-        return self.ask(f"looking up {_some(names)}", timeout_s, ask)
+        return self.ask(doing or f"looking up {_some(names)}", timeout_s, ask)
 
     def ask_leaders(
         self,
@@ -221,13 +221,7 @@ class Questions:
         """
         now = time.monotonic()
         names = [name for name in names if self._leaders_known.get(name, now) <= now]
-        if not names:
-            return
-
-        def ask(admin: AdminClient, left_s: float) -> dict[str, TopicDescription]:
-            return self.known(admin.describe_topics(TopicCollection(names), request_timeout=left_s), left_s)
-
-        for name in self.ask(doing, timeout_s, ask):
+        for name in self.describe(names, timeout_s, doing):
             self._leaders_known[name] = now + self._admin.metadata_age_s / 3
 
     def ask(
