@@ -70,10 +70,11 @@ def loop(consumer: Any, note: Note) -> None:
         note(message)
 
 
-def batches(consumer: Any, note: Note) -> None:
-    for batch in consumer.batches():
+def batches(consumer: Any, note: Note, **options: Any) -> None:
+    for batch in consumer.batches(**options):
         for message in batch:
             note(message)
+        batch.done()
 
 
 def run(consumer: Any, note: Note, order: str = "key") -> None:
@@ -91,6 +92,7 @@ def coroutines(consumer: Any, note: Note) -> None:
 FORMS: dict[str, tuple[Callable[[Any, Note], None], dict[str, Any]]] = {
     "loop": (loop, {}),
     "batches()": (batches, {}),
+    "batches(timeout=0)": (partial(batches, timeout=0), {}),
     "loop, at most once": (loop, {"delivery": "at-most-once"}),
     "run, threads": (run, {}),
     "run, coroutines": (coroutines, {}),
@@ -163,8 +165,7 @@ def measure(bootstrap: str, rate: float, seconds: float, read: Callable[..., Non
         time.sleep(0.05)
     stops[0]()
     reader.join()
-    if len(found) < count:
-        print(f"{read}: only {len(found)} of {count} messages came in time", flush=True)
+    assert len(found) >= count, f"{len(found)} of {count} messages came"
     return median(found), quantiles(found, n=100)[-1]
 
 
