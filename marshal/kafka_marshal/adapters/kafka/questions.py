@@ -29,7 +29,7 @@ from kafka_marshal.adapters.kafka.errors import (
     marshal_error,
 )
 from kafka_marshal.errors import ClosedError, grant
-from kafka_marshal.logs import log
+from kafka_marshal.logs import RateLimit, log
 from kafka_marshal.ports import TopicInfo, TopicPartition
 from kafka_marshal.secret import values_of
 from kafka_marshal.types import T
@@ -122,6 +122,9 @@ _NO_SUCH_OFFSET: Final = -1
 #: not take all of a start's time. A question with less than twice that left waits for its answer to the end.
 FIRST_TRY_S = 5.0
 
+#: That the same is asked again is said this often (s): an outage has its line, and other lines say it no more often.
+SAID_EVERY_S = 600.0
+
 #: The broker is not the leader (any more), or became leader again since the metadata was fetched.
 _LEADER_CODES = frozenset(
     {
@@ -160,6 +163,7 @@ class Questions:
         self._troubles = troubles
         #: topic → until when, by the monotonic clock, librdkafka is taken to know its leaders.
         self._leaders_known: dict[str, float] = {}
+        self._repeats = RateLimit(SAID_EVERY_S)
 
     def describe(self, names: list[str], timeout_s: float, doing: str = "") -> dict[str, TopicDescription]:
         """The topics among names that exist. doing: what for, completes "While …"; "": for themselves."""
@@ -258,8 +262,9 @@ class Questions:
                         )
                         if is_last:
                             raise found from error
-                        text = "%s It is asked again, for %.0f s more"
-                        log(logging.WARNING, "look_up_failed", text, found, deadline - time.monotonic())
+                        if self._repeats.due(doing, time.monotonic()) is not None:
+                            text = "%s It is asked again, for %.0f s more"
+                            log(logging.WARNING, "look_up_failed", text, found, deadline - time.monotonic())
                         try_s *= 2
                         say_at = time.monotonic() + try_s
                     if code in _LEADER_CODES:
