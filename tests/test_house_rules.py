@@ -151,7 +151,7 @@ def test_no_function_is_too_long() -> None:
 #: Package → (modules, lines) that it may have, docstrings included. A ratchet: anybody lowers it, only an issue that
 #: names the price of a feature raises it.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
-    "adapters": (19, 5_630),
+    "adapters": (19, 5_620),
     "admin": (16, 6_230),
     "archive": (3, 820),
     "checkpoints": (3, 590),
