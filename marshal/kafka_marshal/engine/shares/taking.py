@@ -27,9 +27,6 @@ MANY_SHARERS: Final = 16
 #: The oldest free message waits this long (ms) for others, so that they share a record.
 LINGER_MS: Final = 20.0
 
-#: From this turn on the wait is the same: those before may all have work, as far as the log shows it.
-LAST_TURN: Final = 4
-
 #: What is handled in this time (ms) is worth a record; between two takes of one sharer there is as much.
 WORTH_MS: Final = 50.0
 
@@ -97,10 +94,9 @@ def drawn_wait(free: Free, speed: Speed, draw: float) -> float:
     """
     batches = max(1.0, free.messages / count(free, speed))
     if free.sharers < MANY_SHARERS:  # of those before us, some may be free though the log does not show it yet
-        steps = min(free.turn, LAST_TURN) + 1 - batches + (draw / 8 if free.sharers > 1 else 0.0)
-    else:
-        steps = draw * (free.idle / batches - 1.0)
-    return 2.0 * speed.answer_ms * max(0.0, steps)
+        steps = free.turn + 1 - batches + (draw / 8 if free.sharers > 1 else 0.0)
+        return min(LINGER_MS, 2.0 * speed.answer_ms * max(0.0, steps))
+    return draw * 2.0 * speed.answer_ms * max(0.0, free.idle / batches - 1.0)
 
 
 def count(free: Free, speed: Speed) -> int:
