@@ -536,22 +536,6 @@ def test_what_is_settled_in_a_pause_proves_nothing_as_it_is_no_beat() -> None:
     assert lease.valid_until <= share.last_beat + 2 * HI
 
 
-def test_each_sharer_has_another_turn_and_they_go_round_with_what_is_taken() -> None:
-    net = shared_net(end=0)
-    team = [sharer(net, name) for name in "abc"]
-    net.run(3 * HI)
-
-    def turns() -> list[int]:
-        return [of(each).seats[T0].desk.crowd.turn for each in team]
-
-    before = turns()
-    assert sorted(before) == [0, 1, 2]
-    net.data[T0].end = 1
-    batch(net, team[before.index(0)])
-    net.run(2 * HI)
-    assert turns() == [(turn - 1) % 3 for turn in before]
-
-
 def test_a_lone_sharer_takes_each_new_message_at_once() -> None:
     net = shared_net(end=0)
     a = sharer(net, "a")

@@ -8,7 +8,7 @@ import pytest
 
 from kafka_marshal.engine.shares.taking import (
     LINGER_MS,
-    MANY_SHARERS,
+    LONE,
     WORTH_MS,
     Free,
     Speed,
@@ -41,28 +41,18 @@ def test_a_full_batch_is_taken_at_once_even_right_after_another() -> None:
 
 
 def test_what_is_handled_in_50_ms_waits_for_the_last_take_alone() -> None:
-    assert worth_it_at(free(10, MANY_SHARERS), SPEED, NEVER) <= 1_000.0
-    assert worth_it_at(free(10, MANY_SHARERS), SPEED, 990.0) == 990.0 + WORTH_MS
+    assert worth_it_at(free(10, 2), SPEED, NEVER) <= 1_000.0
+    assert worth_it_at(free(10, 2), SPEED, 990.0) == 990.0 + WORTH_MS
 
 
 def test_few_messages_linger_from_the_moment_when_the_oldest_was_free() -> None:
-    assert worth_it_at(free(1, MANY_SHARERS), SPEED, NEVER) == 1_000.0 + LINGER_MS
-    assert worth_it_at(free(1, 2 * MANY_SHARERS), SPEED, NEVER) == 1_000.0 + LINGER_MS
+    assert worth_it_at(free(1, 2), SPEED, NEVER) == 1_000.0 + LINGER_MS
 
 
-def test_fewer_sharers_wait_less_but_for_what_comes_again() -> None:
-    assert worth_it_at(free(1, MANY_SHARERS // 4), SPEED, NEVER) == 1_000.0 + LINGER_MS / 16
-    assert worth_it_at(free(10, MANY_SHARERS // 4), SPEED, 1_000.0) == 1_000.0 + WORTH_MS / 4
-    assert worth_it_at(free(1), SPEED, 1_000.0) == 1_000.0 + WORTH_MS / MANY_SHARERS
+def test_a_lone_sharer_hardly_waits_but_for_what_comes_again() -> None:
+    assert worth_it_at(free(1), SPEED, NEVER) == 1_000.0 + LINGER_MS * LONE
+    assert worth_it_at(free(1), SPEED, 1_000.0) == 1_000.0 + WORTH_MS * LONE
     assert worth_it_at(free(1)._replace(is_again=True), SPEED, NEVER) == 1_000.0 + LINGER_MS
-
-
-def test_few_sharers_have_turns() -> None:
-    """Also those that look busy in the log: what they have done is reported with their next take."""
-    waits = [drawn_wait(free(1, 8, 1)._replace(turn=turn), SPEED, 0.0) for turn in range(8)]
-    assert waits == [0.0, 10.0, *[LINGER_MS] * 6], "those before may all have work, as far as the log shows it"
-    several = [drawn_wait(free(40, 8, 1)._replace(turn=turn), SPEED, 0.0) for turn in range(8)]
-    assert several == [0.0, 0.0, 0.0, 0.0, 10.0, *[LINGER_MS] * 3], "as many take at once as there are batches"
 
 
 def test_a_take_is_enough_for_all_handlers() -> None:

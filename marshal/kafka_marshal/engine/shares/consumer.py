@@ -17,7 +17,7 @@ from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.plane import Loss, Settles
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings, SharingOptions
 from kafka_marshal.engine.shares.desk import BatchBuffer, BatchTracker, Desk, Given, OnceDesk
-from kafka_marshal.engine.shares.taking import LINGER_MS, MANY_SHARERS, Taking, crowded
+from kafka_marshal.engine.shares.taking import LINGER_MS, Taking
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage
 from kafka_marshal.engine.work.consumer import ConsumerEngine, Supply
@@ -85,7 +85,7 @@ class NamedConsumer(ConsumerEngine):
             self.positions.look_up(assignment, start, claims_before)
 
 
-#: One of many sharers with messages in flight reads the log in steps of this length (ms): its next take is due by time.
+#: A member with messages in flight reads the log in steps of this length (ms): its next take is due by time.
 BUSY_STEP_MS = 100.0
 
 #: With messages at its handlers, a thread that waits for more checks this often (ms) whether the log has given a batch.
@@ -509,12 +509,11 @@ class SharedSchedule(Schedule):
     def patience_ms(self, now: float) -> float:
         is_busy = any(share.tracker.runs for share in list(self._consumer.seats.values()))
         most = HANDLED_MS if is_busy and self._consumer.delivery.in_lanes.is_active else inf
-        return min(most, max(1.0, self._consumer.taking.due - now))
+        return min(most, max(1.0, self._consumer.taking.due - now)) if self._consumer.is_lone else most
 
     @property
     def harmless_step_ms(self) -> float:
-        most = max((x.desk.crowd.sharers for x in self._consumer.desks()), default=MANY_SHARERS)
-        return crowded(most) * (BUSY_STEP_MS if self._consumer.in_hand_now else LINGER_MS)
+        return BUSY_STEP_MS if self._consumer.in_hand_now else LINGER_MS
 
 
 class SharedConsumer(NamedConsumer):
@@ -580,6 +579,11 @@ class SharedConsumer(NamedConsumer):
     def in_hand_now(self) -> int:
         """How many messages are in flight."""
         return sum(x.tracker.in_hand for x in self.desks())
+
+    @property
+    def is_lone(self) -> bool:
+        """Whether no other member shares a partition with it (any thread)."""
+        return all(share.desk.crowd.sharers == 1 for share in list(self.seats.values()))
 
     def share_out(self, key: Key, now: float) -> None:
         """Give back what has not begun of a partition: another sharer may begin it."""

@@ -293,8 +293,6 @@ class Crowd(NamedTuple):
     first: int | None = None
     #: When (own clock, ms) another sharer may be silent.
     look_at: float = inf
-    #: How many sharers are before us: the order goes round with what is taken.
-    turn: int = 0
 
 
 class Seat(Protocol):
@@ -389,17 +387,16 @@ class Desk:
         others = [] if lease.shares is None else [share for share in lease.shares if share.epoch != self._epoch]
         left = {share.epoch: self._seat.silent_in(share) for share in others}
         live = {epoch for epoch, ms in left.items() if ms >= 0}
-        holes, sharers = lease.progress.holes, len(live) + 1
-        turn = (sum(epoch < self._epoch for epoch in live) - self.free_from) % sharers
+        holes = lease.progress.holes
         if holes is None:
-            return Crowd(sharers, sharers, turn=turn)
+            return Crowd(len(live) + 1, len(live) + 1)
         owners = set(holes.owners())
         found = [*islice(holes.free(), MOST_FREE), *(x for owner in left.keys() - live for x in holes.of(owner))]
         again = sum(hole.last - hole.first + 1 for hole in found)
         first = min((hole.first for hole in found), default=None)
         since = (self.crowd.since if self.crowd.again else now) if again else inf
         look_at = now + max(1.0, min((left[epoch] for epoch in live & owners), default=inf))
-        return Crowd(sharers, len(live - owners) + 1, again, since, first, look_at, turn)
+        return Crowd(len(live) + 1, len(live - owners) + 1, again, since, first, look_at)
 
     # What is read.
 

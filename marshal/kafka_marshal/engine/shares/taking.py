@@ -1,9 +1,8 @@
 """Takes batches for one consumer, from whichever of its partitions has most for each idle sharer (U8).
 
 All sharers see the same free messages at nearly the same time. If all took at once, all but one would write for
-nothing. So few sharers have turns, and with fewer messages than idle sharers each of many waits a time that it draws:
-long enough that the first one's record is seen by the others. And all wait until the messages are worth a record: the
-fewer sharers, the sooner.
+nothing. So with fewer messages than idle sharers each waits a time that it draws, long enough that the first one's
+record is seen by the others; and all wait until the messages are worth a record. A lone sharer hardly waits.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from kafka_marshal.types import Key
 from rationalizer.limits import MAX_SETTLED_OFFSETS
 from rationalizer.wire.records import Take
 
-#: Each record wakes all sharers. So with this number of them the two times below apply; with fewer sharers the second
-#: one in proportion, the first one with their square.
-MANY_SHARERS: Final = 16
+#: A lone sharer waits for this part of the two times below: it has no other one to wait for, and its records wake none.
+LONE: Final = 1 / 16
 
 #: The oldest free message waits this long (ms) for others, so that they share a record.
 LINGER_MS: Final = 20.0
@@ -43,8 +41,6 @@ class Free(NamedTuple):
     idle: int
     #: Whether some were given to sharers before.
     is_again: bool = False
-    #: How many sharers are before us.
-    turn: int = 0
 
 
 class Speed(NamedTuple):
@@ -77,14 +73,9 @@ def worth_it_at(free: Free, speed: Speed, taken_at: float) -> float:
         return inf
     if free.messages >= speed.full:
         return 0.0
-    part = 1.0 if free.is_again else crowded(free.sharers)
-    ripe = 0.0 if free.messages >= speed.worth else free.since + part * part * LINGER_MS
+    part = LONE if free.sharers == 1 and not free.is_again else 1.0
+    ripe = 0.0 if free.messages >= speed.worth else free.since + part * LINGER_MS
     return max(ripe, taken_at + part * WORTH_MS)
-
-
-def crowded(sharers: int) -> float:
-    """Up to 1: how long to wait with this number of sharers."""
-    return min(1.0, sharers / MANY_SHARERS)
 
 
 def drawn_wait(free: Free, speed: Speed, draw: float) -> float:
@@ -92,11 +83,8 @@ def drawn_wait(free: Free, speed: Speed, draw: float) -> float:
 
     What counts is how many batches are free: if one take leaves nothing, all others would write for nothing.
     """
-    batches = max(1.0, free.messages / count(free, speed))
-    if free.sharers < MANY_SHARERS:  # of those before us, some may be free though the log does not show it yet
-        steps = free.turn + 1 - batches + (draw / 8 if free.sharers > 1 else 0.0)
-        return min(LINGER_MS, 2.0 * speed.answer_ms * max(0.0, steps))
-    return draw * 2.0 * speed.answer_ms * max(0.0, free.idle / batches - 1.0)
+    batches = free.messages / count(free, speed)
+    return draw * 2.0 * speed.answer_ms * max(0.0, free.idle / max(1.0, batches) - 1.0)
 
 
 def count(free: Free, speed: Speed) -> int:
@@ -296,7 +284,7 @@ class Taking:
         worth_at = worth_it_at(free, speed, self._taken_at)
         if now < worth_at:
             return worth_at
-        what = share.key, free.since, free.messages <= free.idle, free.turn
+        what = share.key, free.since, free.messages <= free.idle
         if self._drawn is None or self._drawn[0] != what:
             self._drawn = what, now + drawn_wait(free, speed, self._rng.random())
         if now < self._drawn[1]:
@@ -368,5 +356,5 @@ class Taking:
                 continue  # others may begin it now, and what we see of them is late
             if messages and share.may_take(now) and (best is None or rank > best[0]):
                 since, is_again = min(crowd.since, new.since), crowd.again > 0
-                best = rank, share, Free(messages, since, crowd.sharers, crowd.idle, is_again, crowd.turn)
+                best = rank, share, Free(messages, since, crowd.sharers, crowd.idle, is_again)
         return None if best is None else (best[1], best[2])
