@@ -8,9 +8,9 @@ docs/protocol; a test fails when the page and the table differ.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
-from rationalizer.frozen import frozen
 from rationalizer.wire.records import KINDS, Belongs, DuringPause, Kind
 
 OK: Final = "OK"
@@ -64,7 +64,7 @@ TOO_MANY_CHECKPOINTS: Final = "TOO_MANY_CHECKPOINTS"
 UPGRADE_REQUIRED: Final = "UPGRADE_REQUIRED"
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class CodeRow:
     """One outcome: which `records` can have it, `accepted` (None: depends), what it `means`, its `rules`."""
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 import binascii
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn
 
 from rationalizer import codes
-from rationalizer.frozen import frozen
 from rationalizer.limits import MAX_OFFSET, MAX_PARTITION, MAX_TIME_MS, SNAPSHOT_INTERVAL
 from rationalizer.log_hash import Entry, LogHash, RunningHash, is_digest
 from rationalizer.snapshot_log import due
@@ -59,7 +59,7 @@ class UntilError(ValueError):
     """An `until` that names what the dump can't have: the caller's mistake, not the dump's (D4)."""
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class DumpHeader:
     """The first line: the coordination topic's name and its number of CPs."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final
 
@@ -21,7 +22,6 @@ from msgpack import packb, unpackb
 from msgpack.exceptions import UnpackException
 from xxhash import xxh3_128
 
-from rationalizer.frozen import frozen
 from rationalizer.limits import MAX_OFFSET, MAX_PARTITION
 
 #: The first field: 1 is that of parts of snapshots.
@@ -44,7 +44,7 @@ Entry = tuple[int, int, bytes | None]
 _pack: Final[Callable[[Any], bytes]] = packb
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class LogHash:
     """The hash of all records of one CP with since <= offset < next_offset, as a member or a dump has it."""
 

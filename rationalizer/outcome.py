@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import builtins
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from rationalizer import codes
-from rationalizer.frozen import frozen
 from rationalizer.wire.codec import build
 from rationalizer.wire.records import (
     CommitOffsets,
@@ -33,7 +32,7 @@ class Added(NamedTuple):
 NOTHING_ADDED: Final = Added()
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What `World.apply` concluded about one record (D2).
 

@@ -8,9 +8,9 @@ this release: the partition plane (`leases/`, section 3), and from level 2 on th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from rationalizer.frozen import frozen
 from rationalizer.wire.records import KINDS, Kind
 from rationalizer.wire.unpacking import Message
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rationalizer.leases.lease import Lease
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class PausedGroup:
     """A group that one client has paused (C10): in force while log time < expires (ms of log time)."""
 

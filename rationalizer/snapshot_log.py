@@ -13,12 +13,12 @@ proven place shows whether it is true.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 from msgpack import packb, unpackb
 from msgpack.exceptions import UnpackException
 
-from rationalizer.frozen import frozen
 from rationalizer.limits import MAX_OFFSET, MAX_PART_BYTES, MAX_PARTITION, MAX_SNAPSHOT_PARTS, SNAPSHOT_INTERVAL
 from rationalizer.log_hash import DIGEST_DIGITS, LogHash, decode_hash, is_digest
 from rationalizer.snapshot import digest_of
@@ -42,7 +42,7 @@ class MalformedPartError(Travels, ValueError):
         super().__init__(f"not a part of a snapshot: {why}. Nothing was taken from it.")
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class SnapshotPart:
     """What one record of the log of snapshots says (S2)."""
 
@@ -59,7 +59,7 @@ class SnapshotPart:
     data: bytes
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class StoredSnapshot:
     """One whole snapshot as it was written. Not yet checked in any way."""
 

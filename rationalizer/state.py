@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
-from rationalizer.frozen import frozen
 from rationalizer.levels import level_of_state
 from rationalizer.limits import NOTHING_DONE
 from rationalizer.travel import Travels
@@ -51,7 +51,7 @@ def _below(left: Any, right: Any) -> bool:
 # -- what a declaration consists of ------------------------------------------------------------------------
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class StateField:
     """One field of the canonical state. `rule`: what a value read back has to be in itself."""
 
@@ -70,7 +70,7 @@ class StateField:
     default: object = None
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Derived:
     """What D3 shows, and other fields say: of the thing, at a log time."""
 

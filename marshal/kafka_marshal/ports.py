@@ -11,13 +11,12 @@ protocol: ints, milliseconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.types import Key
-from rationalizer.frozen import frozen
 
 #: What a Cluster calls a partition.
 TopicPartition = Key
@@ -65,7 +64,7 @@ class FaultKind(StrEnum):
     OTHER = "other"
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class TailFault:
     """A fault of one partition (or of the whole tail: partition None)."""
 
@@ -74,7 +73,7 @@ class TailFault:
     message: str
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class TailBatch:
     """What one read of a tail brought, in log order within each partition."""
 
@@ -122,7 +121,7 @@ class Tail(Protocol):
     def close(self) -> None: ...
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Ack:
     """A broker's answer to an append. It proves nothing about the state (T4), but names the offset."""
 
@@ -225,7 +224,7 @@ class TransactionalProducer(Protocol):
         """Free the connection, at once. A transaction that is open is left to the next init(). Idempotent."""
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class DataFault:
     """A fault while reading a data partition (or all of them: topic None)."""
 
@@ -275,7 +274,7 @@ class DataReader(Protocol):
     def close(self) -> None: ...
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class TopicInfo:
     """One topic as the cluster describes it."""
 
@@ -288,7 +287,7 @@ class TopicInfo:
     leaderless: frozenset[int] = frozenset()
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class TopicConfig:
     """A topic's info and its configuration values (names as in Kafka, values as strings)."""
 
@@ -297,7 +296,7 @@ class TopicConfig:
     settings: Mapping[str, str]
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class KafkaGroup:
     """A consumer group of Kafka's own (classic or KIP-848). Both are empty if there is none of that name."""
 

@@ -6,10 +6,10 @@ Types of one layer are in that layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeVar
 
-from rationalizer.frozen import frozen
 from rationalizer.limits import MAX_KEY_HASH
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class TopicPartition(NamedTuple):
     epoch: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class OpenMessages:
     """Messages that progress has passed, and that are open all the same: offsets first … last (H1)."""
 
@@ -133,7 +133,7 @@ class OpenMessages:
         return self.parked is not None
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Committed:
     """What of one partition is done for a group."""
 
@@ -149,7 +149,7 @@ class Committed:
     open: tuple[OpenMessages, ...] = ()
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Sharer:
     """One of several that work on a partition at the same time."""
 
@@ -165,7 +165,7 @@ class Sharer:
     keys: tuple[int, int] | None
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class LeaseInfo:
     """One lease at one moment, or one piece of a partition of a coordinated group (``kind``)."""
 

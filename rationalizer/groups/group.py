@@ -17,13 +17,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain
 from operator import ne
 from typing import Final, Literal, NamedTuple
 
 from rationalizer.done_through import KeyPiece
-from rationalizer.frozen import frozen
 from rationalizer.groups.assignors import NOBODY, Target, compute_targets
 from rationalizer.groups.checkpoints import NOT_SAVED, Checkpoints, Key, Version
 from rationalizer.groups.pieces import NEVER, Piece, TopicPieces
@@ -130,7 +130,7 @@ GroupState = Literal["READY", "PREPARE_FOR_REBALANCE", "STEADY"]
 DEFAULT_MAX_SESSION_TIMEOUT_MS: Final = 1_800_000
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What ConfigureGroup sets (G19); `accept_range_fetch`: topics that may be shared by key, sorted."""
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar, Final, NamedTuple, Self, cast
 
-from rationalizer.frozen import frozen
 from rationalizer.levels import level_of_record
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.wire import wellformed as ok
@@ -32,7 +31,7 @@ class InvalidRecordError(ValueError):
     """
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Record:
     """What all records begin with (E1): who says it, and about which group.
 
@@ -64,7 +63,7 @@ class Record:
         return cls(instance_id, client_id, group_id, *own)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class LeaseRecord(Record):
     """What is about one lease begins with it (L3)."""
 
@@ -72,7 +71,7 @@ class LeaseRecord(Record):
     partition: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Heartbeat(LeaseRecord):
     """I live, and am this far (C5). `epoch` None: take over from my earlier instance (C7).
 
@@ -84,7 +83,7 @@ class Heartbeat(LeaseRecord):
     last_offset: int | None
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ClaimingPartition(LeaseRecord):
     """I want this lease (C3), and will beat within `heartbeat_interval_ms` (100 … 600,000; C2)."""
 
@@ -92,7 +91,7 @@ class ClaimingPartition(LeaseRecord):
     heartbeat_interval_ms: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ReleasingPartition(LeaseRecord):
     """I give the lease back (C8), done up to `last_offset` (None: says nothing about it)."""
 
@@ -101,7 +100,7 @@ class ReleasingPartition(LeaseRecord):
     last_offset: int | None
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ClaimingMessages(LeaseRecord):
     """Grant me, and no other client ever, what is not done up to `proposed_last_offset` (C12)."""
 
@@ -110,7 +109,7 @@ class ClaimingMessages(LeaseRecord):
     proposed_last_offset: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ReleaseGroup(Record):
     """Pause the group until log time `msg_expire_time` (ms); not after the log time: end the pause (C10)."""
 
@@ -118,7 +117,7 @@ class ReleaseGroup(Record):
     msg_expire_time: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class BeatEntry:
     """One heartbeat within a HeartbeatBatch; its epoch is never None."""
 
@@ -132,7 +131,7 @@ class BeatEntry:
             raise InvalidRecordError(f"BeatEntry: {self!r} is invalid: {ok.BEAT_ENTRY_WANTS}. Nothing was written.")
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class HeartbeatBatch(Record):
     """As many Heartbeats, in order. All of its leases belong to one CP (L3)."""
 
@@ -157,7 +156,7 @@ class HeartbeatBatch(Record):
         return cls(instance_id, client_id, group_id, tuple(BeatEntry(*entry) for entry in own[0]))
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class CommitRanges(LeaseRecord):
     """These offsets are done (P3-P5): 1 … 10,000 inclusive (first, last), in any order."""
 
@@ -166,21 +165,21 @@ class CommitRanges(LeaseRecord):
     ranges: tuple[tuple[int, int], ...]
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ForgetGroup(Record):
     """Drop what this CP knows of the group, unless it is at work (C16)."""
 
     TYPE: ClassVar[int] = 8
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Tick(Record):
     """Nothing but the broker's stamp, which moves log time (T3)."""
 
     TYPE: ClassVar[int] = 32
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Upgrade(Record):
     """From here on the CP is at `level` (E4)."""
 
@@ -194,7 +193,7 @@ class Upgrade(Record):
 Topics = tuple[tuple[str, int], ...]
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class JoinGroup(Record):
     """I want to be a member (G11): a new one, again with other values, or in place of my earlier instance.
 
@@ -212,7 +211,7 @@ class JoinGroup(Record):
     topics: Topics
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class GroupHeartbeat(Record):
     """I live, and know this generation (G13)."""
 
@@ -221,7 +220,7 @@ class GroupHeartbeat(Record):
     generation: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class LeaveGroup(Record):
     """I am a member no longer (G13)."""
 
@@ -265,7 +264,7 @@ class _OfEntries(Record):
         return super().of_fields(instance_id, client_id, group_id, (*head, found))
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class CommitOffsets(_OfEntries):
     """This is done (G14); with member_id "": the pausing client sets these positions (G21).
 
@@ -279,7 +278,7 @@ class CommitOffsets(_OfEntries):
     entries: tuple[CommitEntry, ...]
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class TopicsChanged(Record):
     """My pattern matches these topics now, with these numbers of partitions (G12, G13)."""
 
@@ -292,7 +291,7 @@ class TopicsChanged(Record):
 Setting = bool | int | tuple[str, ...]
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ConfigureGroup(Record):
     """Change these settings (G19); in other CPs than the group's home: it is a coordinated group (G2).
 
@@ -315,7 +314,7 @@ class ConfigureGroup(Record):
 # -- checkpoints (section 7) -----------------------------------------------------------------------------
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class BeginCheckpoint(Record):
     """Take a checkpoint (X4): the first one, or a barrier opens.
 
@@ -331,7 +330,7 @@ class BeginCheckpoint(Record):
     hold: bool
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class AnswerBarrier(_OfEntries):
     """My cut for this barrier (X5): `answer` is REFUSED, REACHED or REACHED_AND_LEAVES, `entries` what is done."""
 
@@ -343,7 +342,7 @@ class AnswerBarrier(_OfEntries):
     entries: tuple[CommitEntry, ...]
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Rollback(Record):
     """All go back to this checkpoint, 0: the newest (X8), if the group's generation still is this one."""
 
@@ -352,7 +351,7 @@ class Rollback(Record):
     checkpoint: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class KeepCheckpoint(Record):
     """Change what is kept (X9): `action` is RETIRE, PIN or END."""
 
@@ -373,7 +372,7 @@ Parked = tuple[tuple[int, int, int, str], ...]
 Take = tuple[int, int, bool]
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ClaimingShare(LeaseRecord):
     """I want a part of this lease (B3): the key hashes lo … hi, or, without both, batches.
 
@@ -387,7 +386,7 @@ class ClaimingShare(LeaseRecord):
     start: int | None = None
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class SettlingMessages(LeaseRecord):
     """These messages of a lease are done, opened or parked (H3), and `take`: the next batch for me (B5).
 
@@ -403,7 +402,7 @@ class SettlingMessages(LeaseRecord):
     take: Take | None = None
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class SettleOffsets(Record):
     """These messages of a coordinated group are done, opened or parked (H4); with member_id "": as an operator."""
 

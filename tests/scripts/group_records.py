@@ -306,7 +306,7 @@ def group_words(group: Group, log_time: int, name_of: Callable[[Member], str]) -
     topics = "".join(f" {topic}:{count}" for topic, count in sorted(group.counts.items()))
     settings = [
         f" {name}={_setting_words(value)}"
-        for name in Settings.__match_args__
+        for name in Settings.__slots__
         if (value := getattr(group.settings, name)) != getattr(Settings(), name)
     ]
     head = f"{group.group_id} {group.state(log_time)} generation={group.generation}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from shlex import quote
 from typing import Final
@@ -53,7 +53,6 @@ from rationalizer import (
     codes,
     route_group,
 )
-from rationalizer.frozen import frozen
 from rationalizer.groups.checkpoints import Checkpoints
 from rationalizer.levels import CHECKPOINTS_LEVEL
 from rationalizer.limits import MAX_KEY_HASH
@@ -77,7 +76,7 @@ _TRIES: Final = 20
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class KeptCheckpoint:
     """A checkpoint that the group keeps."""
 
@@ -91,7 +90,7 @@ class KeptCheckpoint:
     is_newest: bool
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class TakenCheckpoint:
     """A checkpoint that was asked for, and is complete."""
 
@@ -106,7 +105,7 @@ class TakenCheckpoint:
     pinned: bool
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Rewound(Placed):
     """One partition of a rollback. Both positions are the offset to read next."""
 
@@ -120,7 +119,7 @@ class Rewound(Placed):
     gone: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class RolledBack:
     """A rollback, done or planned."""
 
@@ -528,7 +527,7 @@ def _take(session: Session, timeout_s: float, should_pin: bool) -> TakenCheckpoi
 # -- the way back ------------------------------------------------------------------------------------------------
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class _Way:
     """From the newest checkpoint to another: what each sees of every partition."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 from urllib.parse import quote
@@ -27,7 +27,6 @@ from kafka_marshal.observe.text import listed
 from kafka_marshal.ports import TopicPartition
 from kafka_marshal.types import Placed
 from rationalizer import Progress, World
-from rationalizer.frozen import frozen
 from rationalizer.levels import GROUPS_LEVEL
 from rationalizer.limits import MAX_KEY_HASH
 
@@ -40,7 +39,7 @@ Phase = Literal["saved", "changing", "done"]
 _REMEDY: Final = "Stop its workers first: those of the other kind take their place"
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Repeat:
     """Done offsets that are delivered again after the conversion: for key hashes lo … hi."""
 
@@ -57,7 +56,7 @@ class Repeat:
         return self.lo == 0 and self.hi == MAX_KEY_HASH
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Saved(Placed):
     """The progress of one partition. `offset` is read next; `ranges`: done above it; `keyed`: (lo, hi, last done)."""
 
@@ -99,7 +98,7 @@ class Saved(Placed):
         return [*found, *(Repeat(*self.key, self.offset, done, lo, hi) for lo, hi, done in ahead)]
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The contents of the file."""
 
@@ -171,7 +170,7 @@ class Plan:
             ) from error
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Conversion:
     """What :meth:`Admin.convert_group` did."""
 

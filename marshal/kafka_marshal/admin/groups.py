@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from shlex import quote
 from typing import overload
@@ -30,11 +30,10 @@ from rationalizer import (
     Settings,
     codes,
 )
-from rationalizer.frozen import frozen
 from rationalizer.levels import GROUPS_LEVEL
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class PausedPartition:
     """One coordination partition in which a group is paused."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from shlex import quote
 
@@ -28,13 +29,12 @@ from rationalizer import (
     ReleasingPartition,
     Tick,
 )
-from rationalizer.frozen import frozen
 from rationalizer.groups.group import done_in
 from rationalizer.leases.shares import Share
 from rationalizer.limits import MAX_TIME_MS, STALE_AFTER_INTERVALS
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class InHand(Placed):
     """A partition whose holder has not finished all it had in flight when the pause began.
 
@@ -277,7 +277,7 @@ def _lateness(silence_ms: int, heartbeat_interval_ms: int) -> str:
 TICK_AGAIN_MS = 100.0
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class _Term:
     """The pause in one CP, as our own replica shows it."""
 

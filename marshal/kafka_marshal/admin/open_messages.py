@@ -38,7 +38,6 @@ from rationalizer import (
     route_group,
     route_lease,
 )
-from rationalizer.frozen import frozen
 from rationalizer.holes import NO_KEY, NO_OWNER, Hole
 from rationalizer.levels import SHARING_LEVEL, SUPPORTED_LEVEL
 from rationalizer.limits import MAX_REASON_BYTES
@@ -66,7 +65,7 @@ MOST_ENTRIES = 1_000
 STEP_S = 0.25
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class OpenMessage:
     """A message that is not done, though its partition's position may be beyond it."""
 
@@ -103,7 +102,7 @@ class OpenMessage:
         return self.topic, self.partition, self.offset
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Settled:
     """What was done with open messages, or would be (``dry_run``)."""
 
@@ -119,7 +118,7 @@ class Settled:
     reasons: Mapping[str, int] = field(default_factory=dict)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class _Wish:
     """Which messages: these places, or (None) all that are parked; those with this reason, if there is one."""
 

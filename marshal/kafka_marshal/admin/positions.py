@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -22,7 +22,6 @@ from kafka_marshal.ports import Cluster, FaultKind, TopicPartition
 from kafka_marshal.runtime import is_moment
 from kafka_marshal.types import Placed, Target
 from rationalizer import BeatEntry, InvalidRecordError, Progress
-from rationalizer.frozen import frozen
 from rationalizer.limits import MAX_OFFSET
 
 WORDS = ("earliest", "latest", "readable")
@@ -34,7 +33,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FORMAT: Final = "kafka-marshal release-group 1"
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Move(Placed):
     """One partition's position before and after a move. Both are the offset to read next."""
 
@@ -72,7 +71,7 @@ class Move(Placed):
         return f"{self.topic} [{self.partition}]: {'new' if self.before is None else self.before} → {self.after}"
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Keep:
     """What stays done above a new position, in addition to what is done above the old one."""
 
@@ -260,7 +259,7 @@ def open_at(
 # -- the positions before a move, in a file --------------------------------------------------------------------------
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class _Replaced(Placed):
     """One partition: the position before (None: none), what was done above it, and the position after."""
 
@@ -271,7 +270,7 @@ class _Replaced(Placed):
     ranges: tuple[tuple[int, int], ...] = ()
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class MovePlan:
     """The positions of one group that a move replaced."""
 

@@ -14,7 +14,7 @@ Positions of a coordinated group are set in its home, by one record (G21).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from kafka_marshal.admin.members import PauseKeeper
@@ -26,7 +26,6 @@ from kafka_marshal.engine.work.copies import Aside
 from kafka_marshal.errors import AdminError, MarshalError
 from kafka_marshal.ports import TopicPartition
 from rationalizer import CommitEntry, CommitOffsets, Lease, Progress, Record, SettleOffsets, SettlingMessages, codes
-from rationalizer.frozen import frozen
 from rationalizer.holes import NO_KEY
 from rationalizer.limits import (
     MAX_COMMIT_ENTRIES,
@@ -52,7 +51,7 @@ _ENTRY_BYTES = 64
 _AWAITED = "it waited for its next try"
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class _Done:
     """The progress of one lease. (No key ranges: at level 1 no record can make any.)"""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from shlex import quote
 
 from kafka_marshal import arguments
@@ -10,7 +11,6 @@ from kafka_marshal.admin.base import AdminBase
 from kafka_marshal.admin.positions import check_name
 from kafka_marshal.errors import AdminError, AuthorizationError, KafkaUnavailableError, grant
 from kafka_marshal.ports import Cluster, DataFault, FaultKind, TopicPartition
-from rationalizer.frozen import frozen
 
 SLICE_S = 0.2
 
@@ -21,7 +21,7 @@ CONFIG: dict[str, object] = {"check.crcs": True, "queued.min.messages": 1}
 _STAMPS = {1: "create", 2: "append"}
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class StoredMessage:
     """A message as it is in the log."""
 

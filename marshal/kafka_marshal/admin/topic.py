@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kafka_marshal import arguments
@@ -27,7 +28,6 @@ from kafka_marshal.ports import Cluster, TopicConfig
 from kafka_marshal.snapshots import prune
 from kafka_marshal.topic_names import DEFAULT_PARTITIONS, snapshots_topic
 from rationalizer import Upgrade, World
-from rationalizer.frozen import frozen
 from rationalizer.levels import GROUPS_LEVEL, SUPPORTED_LEVEL, added_above
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MAX_PARTITIONS = 10_000
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class TopicReport:
     """The result of :meth:`Admin.init`. The topic is fit for use."""
 

@@ -18,7 +18,6 @@ from kafka_marshal.errors import ArchiveError, LogCutError
 from kafka_marshal.observe.log import Log
 from kafka_marshal.ports import Cluster, LogEntry
 from rationalizer import World
-from rationalizer.frozen import frozen
 from rationalizer.limits import SNAPSHOT_INTERVAL
 
 #: Files end at multiples of this many offsets: where snapshots are due, so where prune cuts.
@@ -27,7 +26,7 @@ FILE_OFFSETS: Final = 5 * SNAPSHOT_INTERVAL
 Progress = Callable[[int, int], None]
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Gap:
     """Offsets that an archive does not have, behind others: they were pruned first, or a file is missing."""
 
@@ -38,7 +37,7 @@ class Gap:
     until: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ArchivedPartition:
     """What was done for one coordination partition."""
 
@@ -58,7 +57,7 @@ class ArchivedPartition:
     problem: str
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Archived:
     """What was added to an archive."""
 

@@ -9,7 +9,6 @@ from typing import Any, Final, Literal
 from kafka_marshal import arguments
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.types import Key, Placed
-from rationalizer.frozen import frozen
 from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.routing import key_hash
 
@@ -32,7 +31,7 @@ MOST_DRAIN_SHARE: Final = 0.9
 WhyRestored = Literal["joined", "handed_over", "lost", "rollback", "positions"]
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
     """How a group takes checkpoints, at all its members or none: its progress moves only at one, with the state then.
 
@@ -172,7 +171,7 @@ class RestorePiece(_Piece):
         yield from (self.epoch, self.position, self.ranges, self.states)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """What ``on_checkpoint`` is given: save the state of these pieces under this id.
 
@@ -192,7 +191,7 @@ class Checkpoint:
     needed: Mapping[Key, frozenset[int]] = field(default_factory=dict)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Restore:
     """What ``on_restore`` is given: take the state of these pieces from the checkpoint; what they had is void."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,6 @@ from kafka_marshal.observe.rows import (
     state_of,
 )
 from kafka_marshal.observe.text import clock_text, count, near, no_group, span, time_text
-from rationalizer.frozen import frozen
 
 if TYPE_CHECKING:
     from kafka_marshal.cli.options import Options
@@ -212,7 +211,7 @@ def _settings_json(settings: Settings) -> dict[str, object]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()}
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class _Member:
     """One member, of either kind of group."""
 

@@ -6,6 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,6 @@ from kafka_marshal.observe.rows import STATES
 from kafka_marshal.observe.text import clock_text, local_ms, names_of, no_group, time_text
 from kafka_marshal.secret import visible
 from rationalizer import route_group, route_lease
-from rationalizer.frozen import frozen
 from rationalizer.limits import MAX_PARTITION
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ _WHERE, _WHO, _CODE = 10, 16, 12
 _TITLES = ("time", "partition", "offset", "group", "client", "instance", "what", "code", "why")
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class LogLine:
     """One record with its outcome, in words."""
 
@@ -80,7 +80,7 @@ class LogLine:
         return self.outcome.log_time, self.partition, self.offset
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Filter:
     """Selects records."""
 

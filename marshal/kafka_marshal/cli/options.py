@@ -33,7 +33,6 @@ from kafka_marshal.observe.text import (
 from kafka_marshal.secret import values_of, visible
 from kafka_marshal.topic_names import DEFAULT_TOPIC, is_topic_name
 from kafka_marshal.types import F, T
-from rationalizer.frozen import frozen
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -309,7 +308,7 @@ def topic_partition(value: str) -> tuple[str, int]:
     return match["topic"], int(match["partition"])
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class PartitionTarget:
     """One --partition. partition None: all of the topic; position None: that of --to."""
 

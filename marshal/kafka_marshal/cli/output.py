@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal
 
 import click
@@ -18,7 +19,6 @@ import click
 from kafka_marshal.cli.app import paint
 from kafka_marshal.secret import visible
 from kafka_marshal.types import T
-from rationalizer.frozen import frozen
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _PATIENCE_S = 0.5
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Cell:
     """A cell with a style (rich's names) and a shorter text for terminals."""
 
@@ -38,7 +38,7 @@ class Cell:
     short: str = ""
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Column:
     """A column: its title, whether it is aligned to the right, whether it may be folded if space is short."""
 
@@ -56,7 +56,7 @@ class Column:
 Row = Sequence[str | Cell]
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Field(Generic[T]):
     """What is shown of each row: its name in JSON, its column, and where its value comes from.
 

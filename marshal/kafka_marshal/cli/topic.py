@@ -30,7 +30,6 @@ from kafka_marshal.instance import knows_level
 from kafka_marshal.node.kept import check_keep, keep_settings
 from kafka_marshal.observe.text import count, parse_span, span
 from kafka_marshal.topic_names import DEFAULT_PARTITIONS, snapshots_topic
-from rationalizer.frozen import frozen
 from rationalizer.levels import LEVELS, SUPPORTED_LEVEL
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def _kept_text(keep: int) -> str:
     return f"members remove log that is older than {span(keep)}, behind checked snapshots"
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class TopicFault:
     """Something wrong with the topic."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -28,7 +29,6 @@ from kafka_marshal.observe.problems import deleted_text, places
 from kafka_marshal.observe.rows import NO_PROGRESS, GroupRow, LeaseRow
 from kafka_marshal.observe.text import span, time_text
 from kafka_marshal.secret import visible
-from rationalizer.frozen import frozen
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -51,7 +51,7 @@ _PATIENCE_S = 2.0
 _NOTES, _SHARE = 3, 4
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Section:
     """A table, and the text for an empty one (None: nothing)."""
 
@@ -62,7 +62,7 @@ class Section:
     title: str | None = None
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Picture:
     """All that is shown of one moment."""
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from shlex import quote
 from typing import Any, Final, NamedTuple, cast
@@ -31,7 +32,6 @@ from kafka_marshal.logs import Event, log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.effects import UserCall
 from kafka_marshal.runtime import is_ours
-from rationalizer.frozen import frozen
 
 _LEAVES = (
     "this member leaves the group, others take over its pieces from their last checkpoint, and the consumer's next "
@@ -226,7 +226,7 @@ class RestorePoint(NamedTuple):
     kind: str
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class CheckpointStatus:
     """What a member knows of its group's checkpoints at one moment."""
 

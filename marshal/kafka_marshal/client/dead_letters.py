@@ -10,7 +10,7 @@ from __future__ import annotations
 import traceback
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final, TypeVar
@@ -18,7 +18,6 @@ from typing import Final, TypeVar
 from kafka_marshal.adapters.message import Headers, Message
 from kafka_marshal.adapters.message import headers_of as own_headers
 from kafka_marshal.secret import hide, scrub
-from rationalizer.frozen import frozen
 
 #: The text of an exception is cut to this many characters: it might be a whole page of HTML.
 MOST_REASON: Final = 1_000
@@ -126,7 +125,7 @@ _MOST_DIGITS = 19
 _SHOWN = 40
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class DeadLetter:
     """One record of a dead-letter topic: a message that failed for good, and why.
 
@@ -173,7 +172,7 @@ class DeadLetter:
         return found if isinstance(found, DeadLetter) else None
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class OddLetter:
     """A record with headers of a dead letter that do not name a message; it has the fields of a DeadLetter."""
 

@@ -20,7 +20,6 @@ from kafka_marshal.client.options import ConsumerOptions, check_names
 from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.topic_names import is_topic_name
-from rationalizer.frozen import frozen
 
 
 class Fate(IntEnum):
@@ -74,7 +73,7 @@ JITTER = 0.5
 Handler = Callable[[Any], object] | Callable[[Any], Awaitable[object]]
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Retry:
     """When a message whose handler failed is tried again, in its place: later messages of its key wait.
 
@@ -136,7 +135,7 @@ def _kinds(name: str, given: object) -> tuple[type[Exception], ...]:
 ONCE = Retry(attempts=1)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Hooks:
     """Functions called around each try, in the handler's thread or task; what they raise is only logged.
 

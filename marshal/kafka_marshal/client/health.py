@@ -15,7 +15,6 @@ from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.lane import HANGS_MS, HeldBack, HotKey, lasting
 from kafka_marshal.engine.work.lanes import HELD_BACK_MS
 from kafka_marshal.engine.work.stuck import Stuck
-from rationalizer.frozen import frozen
 from rationalizer.limits import MANY_HOLES, MAX_HOLES
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ FORKED = (
 )
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Crowded:
     """A partition with more than half of the open messages that it may have (H5); ``str()`` is for people.
 

@@ -13,7 +13,6 @@ from kafka_marshal.engine.policies import Balanced, Policy
 from kafka_marshal.engine.settings import MAX_SHARES
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.types import Key, Strategy
-from rationalizer.frozen import frozen
 from rationalizer.limits import MAX_KEY_HASH, MAX_SESSION_TIMEOUT_MS, MIN_SESSION_TIMEOUT_MS
 
 #: A little longer than two heartbeat intervals of a lease: after a death, its member's partitions move.
@@ -112,7 +111,7 @@ class Batches:
         arguments.a_whole("max_shares", self.max_shares, 1)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Keys:
     """Exactly these partitions, or some of their keys.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial, wraps
 from inspect import Parameter, signature
@@ -35,7 +35,6 @@ from kafka_marshal.guard import report
 from kafka_marshal.logs import log
 from kafka_marshal.topic_names import DEFAULT_TOPIC, is_topic_name, snapshots_topic
 from kafka_marshal.types import Delivery, P, Start, T, WhenStuck
-from rationalizer.frozen import frozen
 
 if TYPE_CHECKING:
     from kafka_marshal.checkpoints import CheckpointPolicy
@@ -254,7 +253,7 @@ def checked(maker: str, kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 # -- all of them, checked together --------------------------------------------------------------------------------
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ConsumerOptions:
     """A consumer's options, checked."""
 

@@ -6,18 +6,17 @@ An effect is data: the engine itself calls nothing. Offsets, partitions and time
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from kafka_marshal.engine.inputs import given
 from kafka_marshal.types import Key, Start
 from rationalizer import Record
-from rationalizer.frozen import frozen
 from rationalizer.limits import MAX_KEY_HASH
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Append:
     """Append a record to a CP; answer with ``Engine.acked(token, …)``."""
 
@@ -26,7 +25,7 @@ class Append:
     token: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class StartFetch:
     """Fetch a data partition from offset on (again, if it is fetched already)."""
 
@@ -35,7 +34,7 @@ class StartFetch:
     offset: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class StopFetch:
     """Stop fetching a data partition, and drop what was fetched."""
 
@@ -43,7 +42,7 @@ class StopFetch:
     key: Key
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class LookUp:
     """Ask the partition leader for log start, log end and (unless ``start`` is "earliest") the start offset.
 
@@ -71,7 +70,7 @@ class TakeOverStep(StrEnum):
     SET = "set"
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class TakeOver:
     """Carry out a step of taking over; answer with ``TakeOvers.answered``, or ``failed``. Each may block."""
 
@@ -85,7 +84,7 @@ class TakeOver:
     offset: int = 0
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class CloseProducer:
     """A holding is over: close its transactional producer. A commit in progress ends first, or is fenced."""
 
@@ -115,7 +114,7 @@ class Piece(NamedTuple):
     hi: int = MAX_KEY_HASH
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Call:
     """Run a callback of the user; answer with ``Engine.called(…)`` when it has returned or raised."""
 
@@ -134,7 +133,7 @@ class SavedPiece(NamedTuple):
     hi: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class SaveState:
     """Have the program save the state of these pieces under the barrier's id (X13, X18).
 
@@ -173,7 +172,7 @@ class RestoredPiece(NamedTuple):
     initial: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class RestoreState:
     """Have the program take the state of these pieces from a checkpoint (X17); answer with ``restored``."""
 
@@ -188,7 +187,7 @@ class RestoreState:
     positions: Mapping[Key, int] = field(default_factory=dict)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class CheckpointCompleted:
     """Notify the program: a checkpoint that this member took part in is complete."""
 
@@ -196,7 +195,7 @@ class CheckpointCompleted:
     checkpoint: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Warn:
     """Warn people in the program's log: something was lost or skipped."""
 
@@ -204,7 +203,7 @@ class Warn:
     is_error: bool = False
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Note:
     """Report in the program's log that a lease was gained or lost; many at once become one line."""
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import add
-
-from rationalizer.frozen import frozen
 
 #: Upper ends of buckets (s), from OpenTelemetry's messaging conventions.
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -24,7 +23,7 @@ class MessageTotals:
         self.again: int = 0
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Distribution:
     """A histogram at one moment."""
 

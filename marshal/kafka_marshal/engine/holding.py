@@ -16,11 +16,10 @@ from typing import Protocol
 from kafka_marshal.engine.settings import proof_margin_ms
 from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
-from rationalizer.frozen import frozen
 from rationalizer.limits import MAX_INTERVALS
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class HandIn:
     """Our release, as our replica applied it as accepted."""
 
@@ -199,7 +198,7 @@ class Holding:
         raise NotImplementedError
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Proof:
     """These leases, at these epochs, were beaten by a record sent at sent_at."""
 

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import xxhash
 
 from kafka_marshal import arguments
 from kafka_marshal.types import Key
-from rationalizer.frozen import frozen
 
 #: How many cycles a view keeps: more than any sensible ``ReleaseIfBehind(cycles=…)``.
 MAX_CYCLES = 20
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Cycle:
     """How we kept up with one partition during one heartbeat interval."""
 
@@ -36,7 +35,7 @@ class Cycle:
     growth: float
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class PartitionView:
     """One partition of the subscription, as a policy sees it."""
 
@@ -93,7 +92,7 @@ class Partitions(dict[Key, PartitionView]):
         return copy
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class View:
     """The subscription as one client sees it: a snapshot, equal for all clients except for records in flight."""
 
@@ -120,7 +119,7 @@ class View:
     order: Mapping[Key, int] = field(default_factory=dict)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Wishes:
     """What a policy wants, in order of preference."""
 
@@ -156,7 +155,7 @@ class Policy:
         return _Both(self, other)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class _Both(Policy):
     first: Policy
     second: Policy
@@ -183,7 +182,7 @@ def _free(view: View) -> list[Key]:
     )
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Greedy(Policy):
     """Claim everything that is free or expired; release nothing, ask for nothing."""
 
@@ -220,7 +219,7 @@ def _order(view: View) -> Callable[[Key], int]:
     return view.order.__getitem__ if view.order else _hash
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Balanced(Policy):
     """Each member ends with ⌊P/n⌋ or ⌈P/n⌉ of the P partitions, and as few as possible move.
 
@@ -353,7 +352,7 @@ class Balanced(Policy):
         return tuple((asked + rest)[:quota])
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class MaxClaims(Policy):
     """Hold at most this many partitions; beyond it the last ones are released. Alone, it is Greedy up to the limit.
 
@@ -377,7 +376,7 @@ class MaxClaims(Policy):
         return Wishes(release=wishes.release + tuple(kept[self.limit :]), surplus=wishes.surplus)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class WholeTopic(Policy):
     """Claim topics as a whole: the holder of partition 0 claims the rest, and others release theirs.
 
@@ -411,7 +410,7 @@ class WholeTopic(Policy):
         )
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ReleaseIfBehind(Policy):
     """Release partitions that we cannot keep up with.
 

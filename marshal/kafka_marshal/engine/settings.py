@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from typing import NoReturn
@@ -15,7 +16,6 @@ from typing import NoReturn
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.types import Start
-from rationalizer.frozen import frozen
 
 #: Beats are sent every HI / 3 (T4), so that two in a row may be lost before a lease is no longer proven.
 BEATS_PER_INTERVAL = 3
@@ -54,7 +54,7 @@ def proof_margin_ms(heartbeat_interval_ms: int) -> float:
     return max(MARGIN_FLOOR_MS, heartbeat_interval_ms / 10)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class EngineSettings:
     """The ids of a Marshal, and the partitioning of the coordination topic."""
 
@@ -92,7 +92,7 @@ def _raise(error: BaseException) -> NoReturn:
     raise error
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class CheckpointOptions:
     """A member's policy for checkpoints (X11 to X15)."""
 
@@ -114,7 +114,7 @@ class CheckpointOptions:
     has_callback: bool = False
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class GroupOptions:
     """How a member of a coordinated group joins (G11)."""
 
@@ -129,7 +129,7 @@ class GroupOptions:
 MAX_SHARES = 64
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class SharingOptions:
     """How a consumer shares its partitions by batches (U7, U8)."""
 
@@ -144,7 +144,7 @@ class SharingOptions:
     at_most_once: bool = False
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ConsumerSettings:
     """The settings of one consumer."""
 

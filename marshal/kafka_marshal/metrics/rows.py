@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 from kafka_marshal.engine.figures import Distribution
-from rationalizer.frozen import frozen
 
 
 class PartitionMetrics(NamedTuple):
@@ -41,7 +40,7 @@ class PartitionMetrics(NamedTuple):
     hot_key_share: float | None = None
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class MessageCounts:
     """Messages of a partition since this Marshal was created, held now or not."""
 
@@ -53,7 +52,7 @@ class MessageCounts:
     processed: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class RecordCount:
     """Records of the coordination log that this replica has applied since it caught up."""
 
@@ -64,7 +63,7 @@ class RecordCount:
     count: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class TopicCount:
     """A count for a topic."""
 
@@ -72,7 +71,7 @@ class TopicCount:
     count: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class OutcomeCount:
     """Transactions that ended in a way."""
 
@@ -81,7 +80,7 @@ class OutcomeCount:
     count: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Failures:
     """Tries of ``run`` that raised."""
 
@@ -91,7 +90,7 @@ class Failures:
     count: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Processing:
     """The durations of handlers of ``run``, if it has the hooks ``marshal.timing()``."""
 
@@ -240,7 +239,7 @@ _MESSAGING = (
 )
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Metric:
     """One metric: its name, and how to read it."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from shlex import quote
 
 from kafka_marshal.errors import (
@@ -20,7 +21,6 @@ from kafka_marshal.logs import log
 from kafka_marshal.ports import Ack, Cluster, FaultKind, LogEntry, TailBatch, TailFault, TopicConfig, TopicInfo
 from kafka_marshal.topic_names import DEFAULT_TOPIC, snapshots_topic
 from rationalizer import Record, Upgrade, encode
-from rationalizer.frozen import frozen
 from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.marker import marker, said_in
 from rationalizer.snapshot_log import MAX_RECORD_BYTES
@@ -38,7 +38,7 @@ MAX_MESSAGE_BYTES = 2_097_152
 RECORD_OVERHEAD = 100
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class WrongSetting:
     """One setting of the topic that differs from L1."""
 

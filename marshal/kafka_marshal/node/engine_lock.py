@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from kafka_marshal.errors import ClosedError
 from kafka_marshal.types import T
-from rationalizer.frozen import frozen
 
 if TYPE_CHECKING:
     from kafka_marshal.engine.effects import Call, Effect, RestoreState, SaveState, TakeOver
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 under_lock: ContextVar[bool] = ContextVar("under_lock", default=False)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Shared:
     """What the parts of one driver share."""
 

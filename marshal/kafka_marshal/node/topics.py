@@ -9,10 +9,10 @@ checked every time (L2). A result that another member of the process got a momen
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.ports import Cluster, TopicInfo
-from rationalizer.frozen import frozen
 
 #: Called with topics and a timeout (s): topic → number of partitions, of those that answer in time.
 CountPartitions = Callable[[Iterable[str], float], Mapping[str, int]]
@@ -51,7 +51,7 @@ SHARED_PART = 0.25
 LISTING_GAIN = 8
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class _Waiter:
     """The topics of one consumer: by name, and (patterns) all that match."""
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from kafka_marshal.observe.checkpoints import KeyCut, Unsaved, cuts_now, owners_of
 from kafka_marshal.observe.text import count, listed, span
 from rationalizer import AnswerBarrier, Rollback, codes
-from rationalizer.frozen import frozen
 from rationalizer.wire.wellformed import REACHED_AND_LEAVES, REFUSED
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 _KEPT = 100
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class CompleteCheckpoint:
     """A checkpoint that is complete. Times are log time (ms)."""
 
@@ -47,7 +46,7 @@ class CompleteCheckpoint:
     left: tuple[str, ...] = ()
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Ended:
     """A barrier that ended without a checkpoint; nothing was undone by it."""
 
@@ -59,7 +58,7 @@ class Ended:
     client: str
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class WentBack:
     """Pieces that continue from a checkpoint, since their owner was lost, or since a client set them back."""
 

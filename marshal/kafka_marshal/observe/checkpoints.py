@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.observe.text import listed, span
 from kafka_marshal.types import Placed
-from rationalizer.frozen import frozen
 from rationalizer.limits import MAX_KEY_HASH
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ KIND_WORDS: Final = ("passing", "periodic", "pinned")
 _NONE_SAVED: Final = 0
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class KeyCut(Placed):
     """What a checkpoint has of a range of keys: the state that was handed in for the checkpoint ``cut``."""
 
@@ -41,7 +41,7 @@ class KeyCut(Placed):
     why: str = ""
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class SeenProgress:
     """The progress of a partition as a checkpoint sees it (X2)."""
 
@@ -128,7 +128,7 @@ def waits_for(group: Group) -> list[str]:
 OLD_AFTER: Final = 3
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class BarrierRow:
     """The checkpoint that is being taken. Times are the broker's (ms)."""
 
@@ -141,7 +141,7 @@ class BarrierRow:
     waits_for: tuple[str, ...]
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class UnsavedRow:
     """A member whose states are not saved."""
 
@@ -152,7 +152,7 @@ class UnsavedRow:
     checkpoint: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Unsaved:
     """A member whose last answers were that it could not take part: its states were not saved (X13)."""
 
@@ -165,7 +165,7 @@ class Unsaved:
     checkpoint: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class CheckpointsRow:
     """The checkpoints of a group that takes some."""
 

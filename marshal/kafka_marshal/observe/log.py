@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kafka_marshal.errors import LogCutError, TopicChangedError, TopicMissingError
@@ -19,7 +20,6 @@ from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import CpStart
 from kafka_marshal.topic_names import DEFAULT_TOPIC, snapshots_topic
 from rationalizer import World
-from rationalizer.frozen import frozen
 from rationalizer.marker import count_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LOOK_STEP_S = LONGEST_STEP_MS / 1000
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Source:
     """Where a log is read from."""
 

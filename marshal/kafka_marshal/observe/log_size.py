@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from shlex import quote
 from typing import Final
 
@@ -16,7 +17,6 @@ from kafka_marshal.observe.view import LiveView
 from kafka_marshal.ports import Cluster
 from kafka_marshal.snapshots.prune import DEFAULT_KEEP
 from kafka_marshal.topic_names import snapshots_topic
-from rationalizer.frozen import frozen
 from rationalizer.limits import SNAPSHOT_INTERVAL
 
 #: More records than this are worth a warning: `who`, `log`, `dump`, an audit and `prune` go through all of them, at
@@ -37,7 +37,7 @@ LATE_TURNS: Final = 2
 LATE_MS: Final = 900_000
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class LogSize:
     """The log at one moment."""
 

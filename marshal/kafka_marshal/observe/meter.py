@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.observe.rows import WINDOW_MS, AllSilent, LeaseRow
 from kafka_marshal.observe.text import local_ms, span, time_text
-from rationalizer.frozen import frozen
 from rationalizer.groups.group import done_in, pieces_of
 from rationalizer.groups.history import owner_names
 from rationalizer.limits import MIN_HEARTBEAT_INTERVAL_MS, NOTHING_DONE, STALE_AFTER_INTERVALS
@@ -328,7 +327,7 @@ def silence_text(silence_ms: float, stood_ms: int) -> str:
 _LATE_MS = 2_000
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Heard:
     """The members of a group: instance → last record (log time, ms) and interval; and the CPs where holders write."""
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
-
-from rationalizer.frozen import frozen
 
 Form = Literal["auto", "text", "json", "hex"]
 
@@ -19,7 +18,7 @@ MOST_SHORT_BYTES = 400
 _LINE = 16
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class PayloadLines:
     """Bytes as readable lines, not escaped yet."""
 

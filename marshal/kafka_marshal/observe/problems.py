@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +20,6 @@ from kafka_marshal.observe.rows import (
     state_of,
 )
 from kafka_marshal.observe.text import count, span, time_text
-from rationalizer.frozen import frozen
 from rationalizer.limits import MANY_HOLES, MAX_HOLES
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ LONG_PAUSE_MS: Final = 300_000
 _LISTED = 8
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that is wrong. `amount`: the number of partitions, members or messages concerned."""
 

@@ -6,7 +6,7 @@ One row type serves both kinds of groups: a lease, or a piece of a partition wit
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +14,6 @@ from kafka_marshal.engine.work.topic_mark import POSITION_LOST
 from kafka_marshal.instance import Instance
 from kafka_marshal.observe.text import span
 from rationalizer import intervals
-from rationalizer.frozen import frozen
 from rationalizer.holes import first_open, lag_of
 from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
 
@@ -91,7 +90,7 @@ def place_text(partition: int, lo: int, hi: int) -> str:
 LONGEST_MS = 600_000
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class AllSilent:
     """All members of a group have been silent since the same moment, and so has their log."""
 
@@ -165,7 +164,7 @@ def verdict(
     return PartitionVerdict.BEHIND if 0 < intervals.lag(positions[0], end_before) <= lag else PartitionVerdict.OK
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class LeaseRow:
     """One lease or piece, or one partition of a group's topic that was never claimed (cp None)."""
 
@@ -362,7 +361,7 @@ class LeaseRow:
         return (0 if self.lost else 1 if self.stuck else 2, -order, -(self.lag or 0))
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class MemberRow:
     """One instance of one worker that holds partitions in a group."""
 
@@ -471,7 +470,7 @@ def members_of(rows: Iterable[LeaseRow]) -> list[MemberRow]:
     return [MemberRow(group, client, run or None, leases) for (group, client, run), leases in sorted(found.items())]
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class WorkerRow:
     """The newest instance of a worker that wrote a record in the last minutes, with or without partitions."""
 
@@ -551,7 +550,7 @@ def evicted_text(run: WorkerRow) -> str:
     return f"{text}; silent for {span(run.silence_ms)}"
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class PauseRow:
     """A pause of a group, in all coordination partitions in which it is in force at log time."""
 
@@ -571,7 +570,7 @@ class PauseRow:
         return self.left_ms <= 0
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class GroupRow:
     """One group: its partitions, including those never claimed, its members and pauses."""
 

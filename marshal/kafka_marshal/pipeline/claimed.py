@@ -23,7 +23,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import wraps
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -73,7 +73,6 @@ from kafka_marshal.pipeline.reading import (
 from kafka_marshal.pipeline.session import check_session, first_line, kafka_options
 from kafka_marshal.runtime import MOST_STAMP_MS
 from kafka_marshal.types import Delivery, Key, Offsets, P, Start, T, TopicPartition, WhenStuck
-from rationalizer.frozen import frozen
 
 __all__ = ["ClaimedBatch", "ClaimedBatches", "Totals"]
 
@@ -88,7 +87,7 @@ SPARK_IS_GONE: tuple[type[Exception], ...] = (Py4JError, OSError, AttributeError
 CANCEL_EVERY_S = 0.2
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ClaimedBatch:
     """A round's offset ranges and leases."""
 
@@ -153,7 +152,7 @@ class ClaimedBatch:
         return run
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Totals:
     """Totals of a call of ``foreach_batch``."""
 

@@ -52,7 +52,6 @@ from kafka_marshal.pipeline.reading import refuse_lost, refuse_missing
 from kafka_marshal.runtime import LEAST_STAMP_MS, MOST_STAMP_MS
 from kafka_marshal.topic_names import DEFAULT_TOPIC
 from kafka_marshal.types import Key, Start, T, WhenStuck
-from rationalizer.frozen import frozen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,7 +83,7 @@ _OF_GROUPS = ("checkpoints", "group", "strategy", "session_timeout")
 _SPARKS = ("path", "__")
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class SourceOptions:
     """Options of ``spark.readStream.format("kafka_marshal")``; as text, in any case."""
 

@@ -30,7 +30,6 @@ from kafka_marshal.client.batch import Batch
 from kafka_marshal.engine.key_share import hash_of
 from kafka_marshal.errors import ConfigurationError, StaleEpochError, WrongEpochKindError
 from kafka_marshal.types import BatchToken, Key, OpenEpoch, SharedEpoch
-from rationalizer.frozen import frozen
 from rationalizer.limits import MAX_KEY_HASH
 
 #: (lo, hi, epoch), both hashes inclusive; the epoch as it is stored.
@@ -125,7 +124,7 @@ def interval_merged(last_offset: int, intervals: Sequence[Interval]) -> tuple[in
     return last_offset, kept
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Written:
     """What a sink knows of one partition."""
 
@@ -154,7 +153,7 @@ class Written:
         return cls(last_offset, newest, kind_of(stored) == "coordinated", ranges, shown)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Claim:
     """What one writer says of one partition."""
 

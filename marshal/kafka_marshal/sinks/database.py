@@ -28,10 +28,9 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.sinks.claims import NAMED, NOTHING_WRITTEN, Fence, Interval, Written, interval_merged, rows_of
 from kafka_marshal.types import Key
-from rationalizer.frozen import frozen
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Table:
     """A table that sinks keep beside the user's."""
 
@@ -406,7 +405,7 @@ _ADD = "INSERT INTO kafka_marshal_done SELECT ?, ?, ?, one.value, one.last FROM 
 _DROP = "DELETE FROM kafka_marshal_done WHERE OURS"
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Lists:
     """How a database takes a list, a parameter in JSON, as rows of a table ``one``."""
 

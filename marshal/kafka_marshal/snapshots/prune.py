@@ -10,6 +10,7 @@ If only what is older than some time may go, the replay ends at the last snapsho
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from math import inf
 
 from kafka_marshal.errors import AdminError, ConfigurationError, TopicChangedError, TopicMissingError
@@ -18,7 +19,6 @@ from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.ports import Cluster
 from kafka_marshal.snapshots.reader import StoredAt
 from kafka_marshal.snapshots.start import CpStart, Difference
-from rationalizer.frozen import frozen
 
 #: Checked snapshots of each CP that are kept: the newest two, which a start needs (S3), and one more for a start that
 #: finds one of those two damaged.
@@ -29,7 +29,7 @@ LEAST_KEEP = 2
 FRESH_MS = 30_000.0
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class OlderThan:
     """Only log older than this may go, by the broker's stamps (ms).
 
@@ -45,7 +45,7 @@ class OlderThan:
         return min(self.now_ms, last_stamp) - self.ms
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class PrunedPartition:
     """The removal in one CP, planned or done."""
 
@@ -71,7 +71,7 @@ class PrunedPartition:
         return 0 if self.cut is None else self.cut - self.log_start
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class PrunePlan:
     """The whole removal, planned or done. `topic_ids`: of the log and its snapshots, to recognize them."""
 

@@ -6,13 +6,12 @@ Anyone may have written what it finds: `StoredAt.holds` says that the digest is 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kafka_marshal.errors import TopicChangedError
 from kafka_marshal.node.log_reader import read_range
 from kafka_marshal.ports import Cluster
 from rationalizer import World
-from rationalizer.frozen import frozen
 from rationalizer.log_hash import LogHash
 from rationalizer.snapshot_log import MalformedPartError, SnapshotParts, StoredSnapshot, decode_part
 
@@ -22,7 +21,7 @@ FIRST_STEP = 4
 STEPS_GROW = 4
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class StoredAt:
     """One whole snapshot in the log of snapshots."""
 

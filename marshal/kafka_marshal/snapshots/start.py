@@ -9,19 +9,19 @@ agrees with a later snapshot, or until the beginning of the log, which needs no 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Self
 
 from kafka_marshal.errors import LogCutError, SnapshotDifferenceError
 from kafka_marshal.ports import LogEntry
 from kafka_marshal.snapshots.reader import StoredAt
 from rationalizer import SnapshotError, World
-from rationalizer.frozen import frozen
 from rationalizer.log_hash import HashChecks, LogHash, RunningHash
 
 _NO_PLACE = "is of a place that the log does not have: no record ends there"
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Difference:
     """A snapshot that is invalid or disagrees with a replay; or a hash that disagrees with the log."""
 

@@ -35,12 +35,12 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 from xml.sax.saxutils import quoteattr
 
 from kafka_marshal.testing.errors import JarsMissingError, JavaMissingError
-from rationalizer.frozen import frozen
 
 #: Kafka 4 brokers need Java 17.
 MINIMUM_JAVA = 17
@@ -56,7 +56,7 @@ _SYSTEM_TRUST_STORES = (
 )
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Java:
     """A Java that was run and is new enough."""
 

@@ -15,12 +15,12 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from kafka_marshal.testing.errors import LocalBrokerError
 from kafka_marshal.testing.jars import Java
 from kafka_marshal.testing.supervisor import LOCK_FILE
-from rationalizer.frozen import frozen
 
 #: The only address on which local brokers listen.
 LOOPBACK = "127.0.0.1"
@@ -111,7 +111,7 @@ def heap(brokers: int) -> tuple[str, ...]:
     return ("-Xms96m", "-Xmx512m" if brokers == 1 else "-Xmx384m")
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class BrokerLayout:
     """One broker's ports and files."""
 

@@ -35,7 +35,6 @@ from rationalizer import (
     codes,
     route_group,
 )
-from rationalizer.frozen import frozen
 from rationalizer.groups.group import Member
 from rationalizer.groups.history import Assignments, Rebalance, owner_names
 from rationalizer.history import LeaseKey, Owners, Span
@@ -68,7 +67,7 @@ _PROGRESS: Final = frozenset({"GroupHeartbeat", "Tick", "CommitRanges", "Claimin
 _SERIES: Final = ("done", "changed", "rejected")
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """A piece that is planned for another member, while its owner finishes its messages in flight."""
 
@@ -130,7 +129,7 @@ class CutPiece(NamedTuple):
     next: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Mark:
     """A checkpoint that was complete, or that the group went back to."""
 

@@ -12,6 +12,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -24,7 +25,6 @@ from kafka_marshal.secret import visible
 from kafka_marshal.ui.fold import GroupHistory, History, Pausing, Sharing
 from kafka_marshal.ui.index import KeySpans, Sample
 from rationalizer import codes
-from rationalizer.frozen import frozen
 from rationalizer.history import BEFORE, End, Span
 from rationalizer.holes import NO_KEY
 from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
@@ -48,7 +48,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PLACE: Final = re.compile(r"([0-9]{1,10}):([0-9]{1,19})")
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Moment:
     """After all records up to this log time (ms); in one CP, if it is set, after its offset."""
 

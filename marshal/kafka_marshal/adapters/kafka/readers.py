@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -38,10 +39,9 @@ from kafka_marshal.adapters.kafka.errors import (
 )
 from kafka_marshal.errors import ClosedError
 from kafka_marshal.ports import DataFault, FaultKind, LogEntry, Message, TailBatch, TailFault, TopicPartition
-from rationalizer.frozen import frozen
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class PollPace:
     """How often a wait checks for commands, for a close() from another thread, and for errors passed to callbacks."""
 

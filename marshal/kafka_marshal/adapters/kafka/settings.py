@@ -13,11 +13,11 @@ property are not the user's:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.guard import Guard, report
-from rationalizer.frozen import frozen
 
 
 def guarded(name: str, value: object) -> object:
@@ -87,7 +87,7 @@ class Role(StrEnum):
     TRANSACTION = "transaction"
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class _Fixed:
     """A property that carries a promise."""
 

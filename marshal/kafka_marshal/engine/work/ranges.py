@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.work.assignment import Assignment, Grant, Mover
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.types import Key
-from rationalizer.frozen import frozen
 
 #: The most intervals that a range leaves out; it ends before the next one. Each is a condition checked for every row.
 MAX_LEFT_OUT = 100
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class OffsetRange:
     """Offsets first … last (inclusive) of one partition, in flight under one epoch."""
 
@@ -247,7 +247,7 @@ class RangeDelivery(Delivery):
         self._came_back(assignment, now)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class OpenSpan:
     """The open offsets of a partition: first up to end (exclusive), without the intervals that are done."""
 

@@ -11,6 +11,7 @@ import itertools
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,6 @@ import pyarrow.parquet as pq
 
 from kafka_marshal.errors import AuditError
 from rationalizer.dump import DumpHeader
-from rationalizer.frozen import frozen
 
 #: A row before it is written: its values except `partition`, which is the same in all of a file.
 Row = tuple[object, ...]
@@ -184,7 +184,7 @@ class LogWriter:
         self._bytes = 0
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class LogPiece:
     """A row group of one CP's records, ascending; the offsets are of its first and last record."""
 

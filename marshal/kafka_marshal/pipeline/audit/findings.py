@@ -14,7 +14,6 @@ from kafka_marshal.pipeline.audit.invariants import Breach
 from kafka_marshal.pipeline.audit.plan import Evidence, SourceLog
 from kafka_marshal.pipeline.audit.task import TaskResult
 from rationalizer import World
-from rationalizer.frozen import frozen
 from rationalizer.intervals import union
 from rationalizer.limits import SNAPSHOT_INTERVAL
 from rationalizer.log_hash import LogHash
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class AuditViolation:
     """One violation (invariants.py). `time_ms`: log time, None if it has none."""
 
@@ -51,7 +50,7 @@ class AuditViolation:
         return cls(time_ms=row["time"], **{name: row[name] for name in cls.__match_args__ if name != "time_ms"})
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class PartitionFindings:
     """The findings of one CP, as far as it was replayed."""
 

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +32,6 @@ from kafka_marshal.pipeline.audit.task import TaskRunner
 from kafka_marshal.pipeline.session import is_of_spark, kafka_options
 from kafka_marshal.topic_names import DEFAULT_TOPIC, snapshots_topic
 from rationalizer.dump import DumpHeader
-from rationalizer.frozen import frozen
 from rationalizer.log_hash import LogHash
 from rationalizer.snapshot_log import encode_state
 
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["KafkaSource"]
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class _File:
     """A file of the archive, and which of its offsets are wanted."""
 
@@ -62,7 +61,7 @@ class _File:
         return self.end - self.begin
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class _Converted:
     """The Parquet file, the hash of all its records, and the file of the state before them with its next offset."""
 
@@ -72,7 +71,7 @@ class _Converted:
     next_offset: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Below:
     """What an archive has below a log, by CP."""
 
@@ -146,7 +145,7 @@ _READERS_PER_CORE = 2
 _GROUP_BYTES = 8 * 1024 * 1024
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class KafkaSource:
     """The coordination topic of a cluster, up to its end when the audit begins.
 

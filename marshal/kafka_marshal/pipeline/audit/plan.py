@@ -15,7 +15,6 @@ from kafka_marshal.errors import LogCutError
 from kafka_marshal.pipeline.audit.files import LogPiece
 from kafka_marshal.pipeline.audit.task import Segment, SnapshotDigest
 from rationalizer import SnapshotError
-from rationalizer.frozen import frozen
 from rationalizer.log_hash import LogHash
 from rationalizer.snapshot_log import SnapshotParts, StoredSnapshot
 
@@ -102,7 +101,7 @@ LEAST_RECORDS = 50_000
 TASKS_PER_CORE = 3
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class SourceLog:
     """A log to audit, in pieces."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +20,6 @@ import pyarrow.dataset as ds
 from kafka_marshal.observe.report import ReportPage
 from kafka_marshal.pipeline.audit.files import TAKEOVERS
 from kafka_marshal.pipeline.audit.findings import Findings
-from rationalizer.frozen import frozen
 from rationalizer.holes import NO_KEY
 from rationalizer.limits import MAX_KEY_HASH
 
@@ -49,7 +48,7 @@ _FIRST_FOREIGN: Final = "\u0250"
 _UNITS: Final = ((0.001, "ms"), (1.0, "s"), (60.0, "min"), (3600.0, "h"), (86_400.0, "d"))
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Bar:
     """One holder's tenure of one lease, in ms of log time."""
 
@@ -59,7 +58,7 @@ class Bar:
     end: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Line:
     """Values over time: (ms of log time, value), ascending."""
 
@@ -254,7 +253,7 @@ _Columns = tuple[tuple[str, str | Callable[[_Row], object], bool], ...]
 LogEnds = Callable[[Sequence[tuple[str, int]], Sequence[int]], Mapping[tuple[str, int], Sequence[int]]]
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class _Picture:
     title: str
     image: str

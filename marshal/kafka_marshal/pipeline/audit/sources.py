@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -28,7 +29,6 @@ from kafka_marshal.pipeline.audit.files import (
 from kafka_marshal.pipeline.audit.plan import SnapshotRecords, SourceLog
 from kafka_marshal.pipeline.audit.task import TaskRunner
 from rationalizer.dump import DumpError, DumpHeader, DumpReader, header_line
-from rationalizer.frozen import frozen
 from rationalizer.log_hash import LogHash
 from rationalizer.marker import count_of
 
@@ -43,7 +43,7 @@ _LEAST_BYTES = 16 * 1024 * 1024
 _PARTS_PER_CORE = 2
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class _Part:
     """Bytes of a dump that are whole lines."""
 
@@ -107,7 +107,7 @@ def _parts(path: Path, folder: Path, header: DumpHeader, parallelism: int) -> li
     ]
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class _Converted:
     """The files, and the hashes of the lines: CP, the offset behind it, hash."""
 
@@ -159,7 +159,7 @@ def _raise_what_is_wrong(path: Path) -> None:
 _COLUMNS = ("partition", "offset", "timestamp", "value")
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class OpenedLog:
     """A log, ready to be cut, and its stored snapshots (None: the source has none)."""
 
@@ -178,7 +178,7 @@ class AuditSource(Protocol):
         """What it is, for people."""
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class DumpSource:
     """A dump (section 9), and optionally the dump of its snapshots topic."""
 
@@ -195,7 +195,7 @@ class DumpSource:
         return OpenedLog(log, _snapshots_of_dump(self.snapshots, log))
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ParquetSource:
     """Parquet files with the columns of a dump's lines: partition, offset, timestamp, value.
 

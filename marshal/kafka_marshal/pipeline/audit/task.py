@@ -25,14 +25,13 @@ from kafka_marshal.errors import AuditError, MarshalError
 from kafka_marshal.pipeline.audit.files import LogPiece, TableFiles, read_pieces
 from kafka_marshal.pipeline.audit.observer import Loose, Observer
 from rationalizer import World
-from rationalizer.frozen import frozen
 from rationalizer.log_hash import HashChecks, LogHash
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class SnapshotDigest:
     """A snapshot's digest of a CP's state after all records below next_offset (S2)."""
 
@@ -42,7 +41,7 @@ class SnapshotDigest:
     place: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Mismatch:
     """A snapshot that differs from the replay."""
 
@@ -52,7 +51,7 @@ class Mismatch:
     log_time: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Records of one CP with first <= offset < end, and the state before them."""
 
@@ -78,7 +77,7 @@ class Segment:
         return sum(piece.rows for piece in self.pieces)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ReplayTask:
     """A segment to replay."""
 

@@ -24,7 +24,6 @@ from kafka_marshal.pipeline.audit.files import Row
 from kafka_marshal.pipeline.audit.invariants import WatchedLease
 from rationalizer import Group, Piece, codes
 from rationalizer.done_through import KeyPiece
-from rationalizer.frozen import frozen
 from rationalizer.groups.assignors import NOBODY
 from rationalizer.groups.group import pieces_of
 from rationalizer.groups.pieces import NEVER
@@ -257,7 +256,7 @@ class Done(NamedTuple):
         return cls(((0, MAX_KEY_HASH, offset),), ())
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Answered:
     """A member's answer that was noted."""
 

@@ -29,6 +29,7 @@ Excused are messages that need not be handled: retention deleted them, or the gr
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -76,7 +77,6 @@ from rationalizer import (
     route_group,
     route_lease,
 )
-from rationalizer.frozen import frozen
 from rationalizer.groups.group import pieces_of
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.scheduler import Scheduler
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class _Beginning:
     """The group's first lease of a partition."""
 

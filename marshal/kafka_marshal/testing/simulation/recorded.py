@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from rationalizer import Outcome, World
-from rationalizer.frozen import frozen
 from rationalizer.log_hash import Entry, LogHash, RunningHash
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Violation:
     """A broken promise."""
 

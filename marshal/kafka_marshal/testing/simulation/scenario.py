@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from random import Random
 
 from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.types import Delivery, Strategy
-from rationalizer.frozen import frozen
 from rationalizer.limits import MIN_HEARTBEAT_INTERVAL_MS
 
 #: Kinds of faults and their weights.
@@ -49,7 +48,7 @@ FAULTS: dict[str, float] = {
 }
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Client:
     """One member: its worker is restarted whenever it ends."""
 
@@ -71,7 +70,7 @@ class Client:
     paces: tuple[float, ...] = ()
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Fault:
     """One thing that goes wrong."""
 
@@ -88,7 +87,7 @@ class Fault:
     partition: int = 0
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Counting:
     """How a story's group takes checkpoints; times in HI."""
 
@@ -106,7 +105,7 @@ class Counting:
 HEARD = frozenset({"crash", "term", "grow", "markers", "slow handler"})
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Terms:
     """The promises that hold in a story."""
 
@@ -195,7 +194,7 @@ FETCHES = (0.0, 0.1, 0.2, 0.2, *8 * (0.4, 0.5))
 SNAPSHOTS_EVERY = (0, 50, 150)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """Everything that decides a run, together with the code."""
 

@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from hashlib import sha256
 from random import Random
@@ -45,7 +45,6 @@ from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC
 from kafka_marshal.topic_names import snapshots_topic
 from kafka_marshal.types import Key
 from rationalizer import ConfigureGroup, Record, Upgrade, encode, outcome, route_group, snapshot_log, world
-from rationalizer.frozen import frozen
 from rationalizer.levels import CHECKPOINTS_LEVEL, GROUPS_LEVEL, SHARING_LEVEL
 from rationalizer.marker import marker
 from rationalizer.wire.records import Kind
@@ -288,7 +287,7 @@ _AIMS = {
 }
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Result:
     """What one run has shown."""
 
