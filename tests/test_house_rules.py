@@ -152,21 +152,21 @@ def test_no_function_is_too_long() -> None:
 #: names the price of a feature raises it.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (19, 5_620),
-    "admin": (16, 6_230),
+    "admin": (16, 6_220),
     "archive": (3, 820),
     "checkpoints": (3, 590),
     "cli": (23, 7_740),
     "client": (31, 10_910),
-    "engine": (58, 18_390),
+    "engine": (58, 18_380),
     "kafka_marshal": (14, 2_820),
-    "metrics": (6, 1_590),
+    "metrics": (6, 1_580),
     "node": (17, 4_510),
-    "observe": (17, 5_910),
-    "pipeline": (21, 8_050),
-    "rationalizer": (43, 10_130),
+    "observe": (17, 5_900),
+    "pipeline": (21, 8_040),
+    "rationalizer": (42, 10_030),
     "sinks": (7, 2_800),
     "snapshots": (5, 1_030),
-    "testing": (37, 11_110),
+    "testing": (37, 11_100),
     "ui": (10, 4_350),
     "watchdog": (3, 940),
 }
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (333, 103_470)
+MOST_OF_ALL = (332, 103_330)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
