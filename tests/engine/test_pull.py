@@ -92,6 +92,25 @@ def test_a_batch_waits_until_it_is_full_or_for_as_long_as_it_may() -> None:
     assert offsets(Pull(consumer, fill_s=2.0).next(Wanted(10, at=7.0), net.now)) == list(range(4, 14))
 
 
+def test_batches_of_several_partitions_wait_at_the_same_time() -> None:
+    net, member, consumer = scene(partitions=2)
+    member.fetch(4)
+    first = Pull(consumer, fill_s=2.0)
+    assert first.next(Wanted(10, at=5.0), net.now) == Fetch(6, 7.0)
+    net.run(2_000)
+    before = run_of(first.next(Wanted(10, at=7.0), net.now)).assignment.key
+    second = run_of(Pull(consumer, fill_s=2.0).next(Wanted(10, at=7.0), net.now))
+    assert {before, second.assignment.key} == {T0, ("t", 1)}, "it has been there for as long"
+
+
+def test_what_a_full_batch_left_waits_for_others_anew() -> None:
+    net, member, consumer = scene()
+    member.fetch(14)
+    net.run(2_000)
+    assert offsets(Pull(consumer, fill_s=2.0).next(Wanted(10, at=7.0), net.now)) == list(range(10))
+    assert Pull(consumer, fill_s=2.0).next(Wanted(10, at=7.0), net.now) == Fetch(6, 9.0)
+
+
 def test_an_open_message_waits_for_no_others() -> None:
     net, member, consumer = scene()
     member.fetch(4)

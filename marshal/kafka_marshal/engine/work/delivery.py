@@ -198,6 +198,8 @@ class Delivery:
             assignment.tracker.moved.fetched += len(messages)
             if not assignment.told.has_come:
                 self._consumer.positions.marks.come(assignment)
+            if not assignment.buffer.size:
+                assignment.buffer.came_at = now
             assignment.put(messages)
             self._turns.setdefault(assignment)
 
@@ -209,6 +211,10 @@ class Delivery:
         self.heard(now)
         found = (MAX_IN_HAND_MESSAGES if x.buffer.has_open else x.buffer.size for x in self._open(now))
         return max(found, default=0)
+
+    def waited_ms(self, now: float) -> float:
+        """For how long the message that came first of those that can be handed out has been there."""
+        return max((now - x.buffer.came_at for x in self._open(now) if x.buffer.size), default=0.0)
 
     def _open(self, now: float) -> Iterator[Assignment]:
         """Assignments that can hand out messages now, in the order of their turns."""
@@ -303,6 +309,7 @@ class Delivery:
         if shared:  # each may be done before its neighbours
             most = min(most, room_beyond(assignment.tracker, assignment.lease.most_intervals))
         run = assignment.take(max(1, most), iterating, now)
+        assignment.buffer.came_at = now
         self._in_hand_at_most += run.size
         assignment.tracker.hand_out(run)
         if not is_spread and self._consumer.settings.sharing is None:

@@ -197,7 +197,7 @@ class Pull:
             return Fetch(READ_BETWEEN_TURNS, None)
         fullest = delivery.fullest(now)
         if fullest and self._fill_until is None:
-            self._fill_until = wanted.at + self.fill_s
+            self._fill_until = wanted.at + self.fill_s - max(0.0, delivery.waited_ms(now)) / 1000
         elif not fullest and not delivery.is_waiting:
             self._fill_until = None  # the messages are gone; while a lease is only in doubt, they still wait
         if fullest and self._is_enough(fullest, wanted) and (taken := self._take(wanted, now)) is not None:

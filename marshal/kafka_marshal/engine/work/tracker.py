@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
-from math import ceil
+from math import ceil, inf
 from typing import Any, Generic, TypeVar
 
 from kafka_marshal.engine.figures import MessageTotals
@@ -370,7 +370,7 @@ def room(of: Tracker[A], most: int) -> int:
 class Buffer:
     """Messages in offset order, between the reader and the user."""
 
-    __slots__ = ("_covered_to", "_open", "_parts", "fetch_next", "is_given_up", "size")
+    __slots__ = ("_covered_to", "_open", "_parts", "came_at", "fetch_next", "is_given_up", "size")
 
     def __init__(self) -> None:
         #: (messages, first offset they cover), in offset order.
@@ -379,6 +379,8 @@ class Buffer:
         self._open: deque[tuple[Message, int]] = deque()
         #: How many messages it has.
         self.size: int = 0
+        #: When (own clock, ms) it had none and the first came, or some were handed out.
+        self.came_at: float = inf
         #: The first offset that no message in the buffer covers yet.
         self._covered_to = 0
         #: The next offset to come from the reader.
