@@ -157,7 +157,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "checkpoints": (3, 590),
     "cli": (23, 7_740),
     "client": (31, 10_910),
-    "engine": (58, 18_380),
+    "engine": (58, 18_390),
     "kafka_marshal": (14, 2_820),
     "metrics": (6, 1_580),
     "node": (17, 4_510),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (332, 103_330)
+MOST_OF_ALL = (332, 103_340)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
