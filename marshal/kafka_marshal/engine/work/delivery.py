@@ -212,10 +212,6 @@ class Delivery:
         found = (MAX_IN_HAND_MESSAGES if x.buffer.has_open else x.buffer.size for x in self._open(now))
         return max(found, default=0)
 
-    def waited_ms(self, now: float) -> float:
-        """For how long the message that came first of those that can be handed out has been there."""
-        return max((now - x.buffer.came_at for x in self._open(now) if x.buffer.size), default=0.0)
-
     def _open(self, now: float) -> Iterator[Assignment]:
         """Assignments that can hand out messages now, in the order of their turns."""
         if self.in_lanes.are_used and self.in_lanes.is_active:
@@ -540,3 +536,8 @@ class Delivery:
 def _give_up(assignment: Assignment, messages: Iterable[Message]) -> None:
     """Note that these were delivered, and come again though it is not known what was done with them."""
     assignment.tracker.doubt = max((assignment.tracker.doubt, *map(offset_of, messages)))
+
+
+def waited_ms(delivery: Delivery, now: float) -> float:
+    """For how long the message that came first of those that can be handed out has been there."""
+    return max((now - x.buffer.came_at for x in delivery._open(now) if x.buffer.size), default=0.0)

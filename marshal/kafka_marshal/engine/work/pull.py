@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.work.assignment import Grant, Mover, Run
-from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.engine.work.delivery import Delivery, waited_ms
 from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
 
@@ -197,7 +197,7 @@ class Pull:
             return Fetch(READ_BETWEEN_TURNS, None)
         fullest = delivery.fullest(now)
         if fullest and self._fill_until is None:
-            self._fill_until = wanted.at + self.fill_s - max(0.0, delivery.waited_ms(now)) / 1000
+            self._fill_until = wanted.at + self.fill_s - max(0.0, waited_ms(delivery, now)) / 1000
         elif not fullest and not delivery.is_waiting:
             self._fill_until = None  # the messages are gone; while a lease is only in doubt, they still wait
         if fullest and self._is_enough(fullest, wanted) and (taken := self._take(wanted, now)) is not None:
