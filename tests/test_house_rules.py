@@ -151,7 +151,7 @@ def test_no_function_is_too_long() -> None:
 #: Package → (modules, lines) that it may have, docstrings included. A ratchet: anybody lowers it, only an issue that
 #: names the price of a feature raises it.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
-    "adapters": (19, 5_620),
+    "adapters": (19, 5_610),
     "admin": (16, 6_220),
     "archive": (3, 820),
     "checkpoints": (3, 590),
@@ -175,7 +175,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (332, 103_340)
+MOST_OF_ALL = (332, 103_320)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -196,8 +196,8 @@ def test_no_client_is_made_with_settings_of_another_source() -> None:
     assert found == {
         'questions: admin = AdminClient(cast("dict[str, Any]", settings))',
         'questions: self._admin = AdminClient(cast("dict[str, Any]", dict(properties)))',
-        "groups: self.consumer = Consumer(settings)",
-        "groups: consumer = Consumer({**self._properties(Role.DATA), **settings})",
+        "cluster: self.consumer = Consumer(settings)",
+        "cluster: consumer = Consumer({**self._properties(Role.DATA), **settings})",
         "readers: self.consumer: Consumer = Consumer(settings)",
         "writers: made = producer(settings)",
     }

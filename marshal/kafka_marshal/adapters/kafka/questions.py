@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -29,7 +28,6 @@ from kafka_marshal.adapters.kafka.errors import (
     marshal_error,
 )
 from kafka_marshal.errors import ClosedError, grant
-from kafka_marshal.logs import RateLimit, log
 from kafka_marshal.ports import TopicInfo, TopicPartition
 from kafka_marshal.secret import values_of
 from kafka_marshal.types import T
@@ -118,13 +116,6 @@ LONGEST_RETRY_S = 1.0
 #: A leader's answer if no message is as late as was asked for.
 _NO_SUCH_OFFSET: Final = -1
 
-#: A try waits this long for its answer (s), each further one twice as long: one answer that never comes, or late, must
-#: not take all of a start's time. A question with less than twice that left waits for its answer to the end.
-FIRST_TRY_S = 5.0
-
-#: That the same is asked again is said this often (s): an outage has its line, and other lines say it no more often.
-SAID_EVERY_S = 600.0
-
 #: The broker is not the leader (any more), or became leader again since the metadata was fetched.
 _LEADER_CODES = frozenset(
     {
@@ -163,17 +154,16 @@ class Questions:
         self._troubles = troubles
         #: topic → until when, by the monotonic clock, librdkafka is taken to know its leaders.
         self._leaders_known: dict[str, float] = {}
-        self._repeats = RateLimit(SAID_EVERY_S)
 
-    def describe(self, names: list[str], timeout_s: float, doing: str = "") -> dict[str, TopicDescription]:
-        """The topics among names that exist. doing: what for, completes "While …"; "": for themselves."""
+    def describe(self, names: list[str], timeout_s: float) -> dict[str, TopicDescription]:
+        """The topics among names that exist."""
         if not names:
             return {}
 
         def ask(admin: AdminClient, left_s: float) -> dict[str, TopicDescription]:
             return self.known(admin.describe_topics(TopicCollection(names), request_timeout=left_s), left_s)
 
-        return self.ask(doing or f"looking up {_some(names)}", timeout_s, ask)
+        return self.ask(f"looking up {_some(names)}", timeout_s, ask)
 
     def ask_leaders(
         self,
@@ -225,7 +215,13 @@ class Questions:
         """
         now = time.monotonic()
         names = [name for name in names if self._leaders_known.get(name, now) <= now]
-        for name in self.describe(names, timeout_s, doing):
+        if not names:
+            return
+
+        def ask(admin: AdminClient, left_s: float) -> dict[str, TopicDescription]:
+            return self.known(admin.describe_topics(TopicCollection(names), request_timeout=left_s), left_s)
+
+        for name in self.ask(doing, timeout_s, ask):
             self._leaders_known[name] = now + self._admin.metadata_age_s / 3
 
     def ask(
@@ -237,17 +233,16 @@ class Questions:
         changing: bool = False,
         needs: str = "",
     ) -> T:
-        """Ask, again and again while the answer is one that passes by itself, or does not come, until the time is up.
+        """Ask, again and again while the answer is one that passes by itself, until the time is up.
 
         needs: the right that it takes (``rights.grant``), if the answer does not say so.
         """
-        deadline, pause_s, try_s = time.monotonic() + timeout_s, RETRY_S, FIRST_TRY_S
-        say_at = time.monotonic() + try_s
+        deadline, pause_s = time.monotonic() + timeout_s, RETRY_S
         while True:
             with self._admin.use() as admin:
                 left_s = max(0.001, deadline - time.monotonic())
                 try:
-                    return ask(admin, left_s if changing or left_s < 2 * try_s else try_s)
+                    return ask(admin, left_s)
                 except KafkaException as error:
                     self.serve()
                     code = kafka_error(error).code()
@@ -255,18 +250,10 @@ class Questions:
                         raise _NoLeadersError from error
                     is_broken = code in _BROKEN_CODES and not changing
                     pause_s = min(pause_s * random.uniform(1.5, 2.5), LONGEST_RETRY_S) if is_broken else RETRY_S
-                    is_last = not (is_broken or code in RETRY_CODES) or deadline - time.monotonic() < pause_s
-                    if is_last or (is_broken and time.monotonic() >= say_at):
-                        found = marshal_error(
+                    if not (is_broken or code in RETRY_CODES) or deadline - time.monotonic() < pause_s:
+                        raise marshal_error(
                             error, doing, self._bootstrap, self._troubles, changing=changing, needs=needs
-                        )
-                        if is_last:
-                            raise found from error
-                        if self._repeats.due(doing, time.monotonic()) is not None:
-                            text = "%s It is asked again, for %.0f s more"
-                            log(logging.WARNING, "look_up_failed", text, found, deadline - time.monotonic())
-                        try_s *= 2
-                        say_at = time.monotonic() + try_s
+                        ) from error
                     if code in _LEADER_CODES:
                         self._fetch_metadata(admin, deadline - time.monotonic())
                 finally:
