@@ -15,7 +15,7 @@ executor that replay the same prefix of a CP hold the same state, byte for byte.
     state               each field of the state: its place in the canonical bytes and in JSON
     snapshot, dump      canonical state and digest (S1); dumps and their replay (section 9)
     snapshot_log        the records of the log of snapshots (S2)
-    later, frozen       names of a package imported at their first use; values that are cheap to define
+    later               imports the names of a package at their first use
 """
 
 from typing import TYPE_CHECKING

@@ -193,6 +193,8 @@ def test_a_busy_sharer_takes_nothing_ahead_that_an_idle_one_may_begin() -> None:
             cluster.broker.produce(TOPIC, 0, b"x")
             wait_until(lambda number=number: len(handle.begun) > number, 10)  # type: ignore[misc]
         assert handle.begun == list(range(12)), "the other one has them all, while the first is in a handler"
+        taken = [consumer._engine.taking.given["new"] for consumer in team.consumers]
+        assert min(taken) == 1, "the first took nothing but what it has in its handler"
     finally:
         handle.open.set()
         team.close()

@@ -536,6 +536,26 @@ def test_what_is_settled_in_a_pause_proves_nothing_as_it_is_no_beat() -> None:
     assert lease.valid_until <= share.last_beat + 2 * HI
 
 
+def test_only_a_lone_sharer_takes_what_would_wait_for_a_handler() -> None:
+    """U8: what the log shows of others is late, and they may begin it now."""
+    net = shared_net(end=0)
+    a = sharer(net, "a")
+    net.run_until(lambda: a.held() == [T0])
+    net.data[T0].end = 3
+    a.fetch(3)
+    taking = of(a).taking
+    taking._begins = 1, True
+    assert taking._most_free(list(of(a).takers()), net.now) is not None
+    b = sharer(net, "b")
+    net.run_until(lambda: b.held() == [T0])
+    for share in of(a).takers():
+        share.look(net.now)
+    taking._begins = 1, True
+    assert taking._most_free(list(of(a).takers()), net.now) is None
+    taking._begins = 1, False
+    assert taking._most_free(list(of(a).takers()), net.now) is not None
+
+
 def test_a_lone_sharer_takes_each_new_message_at_once() -> None:
     net = shared_net(end=0)
     a = sharer(net, "a")
