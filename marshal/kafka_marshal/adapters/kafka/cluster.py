@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from confluent_kafka import (
     Consumer,
@@ -18,9 +19,7 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
-    Node,
     TopicCollection,
-    TopicPartitionInfo,
 )
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import (
@@ -47,7 +46,16 @@ from kafka_marshal.adapters.kafka.errors import (
     kafka_error,
     marshal_error,
 )
-from kafka_marshal.adapters.kafka.questions import RETRY_S, AddressCheck, Questions, SharedAdmin, looks_with
+from kafka_marshal.adapters.kafka.questions import (
+    GRACE_S,
+    RETRY_S,
+    SAFE_TIMEOUT_S,
+    AddressCheck,
+    Questions,
+    SharedAdmin,
+    has_leader,
+    looks_with,
+)
 from kafka_marshal.adapters.kafka.readers import KafkaDataReader, KafkaTail
 from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.adapters.kafka.writers import BatchSize, KafkaAppender, KafkaProducer, KafkaTransactionalProducer
@@ -62,9 +70,13 @@ from kafka_marshal.errors import (
 from kafka_marshal.ports import DELIVERY_TIMEOUT_MS, KafkaGroup, TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.runtime import THREADS, Runtime
 from kafka_marshal.secret import values_of
+from kafka_marshal.types import T
 
 #: How long offsets are asked for once more, to say that others are pending (s).
 UNSTABLE_S = 2.0
+
+#: The longest time-out that librdkafka takes: for what ends with its client.
+ENDLESS_S = 3600.0
 
 NOTHING_MORE: Mapping[str, object] = MappingProxyType({})
 
@@ -73,17 +85,42 @@ class GroupCalls:
     """What of a cluster is about consumer groups; asked through the cluster's own questions."""
 
     topics: Callable[[float], Mapping[str, TopicInfo]]
+    _bootstrap: str
     _properties: Callable[..., dict[str, Any]]
     _new_troubles: Callable[[object, object], Troubles]
     _questions: Questions
+    _admin: SharedAdmin
+
+    def _ask_coordinator(
+        self,
+        doing: str,
+        timeout_s: float,
+        ask: Callable[[Questions, AdminClient, float], T],
+        *,
+        needs: str,
+        changing: bool = False,
+    ) -> T:
+        """By a new client, closed with the question.
+
+        A request that is over before the coordinator is reached ends the process when it is (librdkafka 2.x:
+        rd_kafka_coord_req has no time-out), and keeps later ones from it. So none is over before its client.
+        """
+        self._admin.check_open()
+        troubles = self._new_troubles(None, None)
+        admin = SharedAdmin({**self._properties(Role.ADMIN), "logger": troubles, "error_cb": troubles})
+        try:
+            questions = Questions(admin, self._bootstrap, troubles)
+            return questions.ask(doing, timeout_s, partial(ask, questions), changing=changing, needs=needs)
+        finally:
+            admin.close()
 
     def kafka_group(self, group_id: str, timeout_s: float) -> KafkaGroup:
         """As in ``ports.Cluster``."""
 
-        def members(admin: AdminClient, left_s: float) -> tuple[str, ...]:
-            answer = admin.describe_consumer_groups([group_id], request_timeout=left_s)[group_id]
+        def members(questions: Questions, admin: AdminClient, left_s: float) -> tuple[str, ...]:
+            answer = admin.describe_consumer_groups([group_id], request_timeout=ENDLESS_S)[group_id]
             try:
-                return tuple(sorted(each.client_id for each in self._questions.result(answer, left_s).members))
+                return tuple(sorted(each.client_id for each in questions.result(answer, left_s - GRACE_S).members))
             except KafkaException as error:
                 if kafka_error(error).code() != KafkaError.GROUP_ID_NOT_FOUND:
                     raise
@@ -111,7 +148,7 @@ class GroupCalls:
         doing = f"asking for the consumer group {group_id!r}"
         needs = grant("DESCRIBE", "group", [group_id])
         return KafkaGroup(
-            self._questions.ask(doing, timeout_s, members, needs=needs),
+            self._ask_coordinator(doing, timeout_s, members, needs=needs),
             self._questions.ask(doing, timeout_s, committed, needs=needs),
         )
 
@@ -136,10 +173,10 @@ class GroupCalls:
             for (topic, partition), (offset, metadata) in sorted(offsets.items())
         ]
 
-        def ask(admin: AdminClient, left_s: float) -> list[str]:
+        def ask(questions: Questions, admin: AdminClient, left_s: float) -> list[str]:
             request = [ConsumerGroupTopicPartitions(group_id, wanted)]
-            answer = admin.alter_consumer_group_offsets(request, request_timeout=left_s)[group_id]
-            found = self._questions.result(answer, left_s).topic_partitions
+            answer = admin.alter_consumer_group_offsets(request, request_timeout=ENDLESS_S)[group_id]
+            found = questions.result(answer, left_s - GRACE_S).topic_partitions
             failed = [each for each in found if each.error is not None]
             if group_forbidden := [each.error for each in failed if is_of_groups(each.error)]:
                 raise KafkaException(group_forbidden[0])
@@ -151,7 +188,7 @@ class GroupCalls:
 
         if not wanted:
             return
-        failed = self._questions.ask(
+        failed = self._ask_coordinator(
             f"committing offsets for the consumer group {group_id!r}",
             timeout_s,
             ask,
@@ -399,7 +436,6 @@ class KafkaCluster(GroupCalls):
         asked_at = time.monotonic()
 
         def ask(admin: AdminClient, left_s: float) -> dict[str, TopicInfo]:
-            listing = admin.list_topics(timeout=left_s)
             return {
                 name: TopicInfo(
                     name,
@@ -408,7 +444,7 @@ class KafkaCluster(GroupCalls):
                     name in INTERNAL_TOPICS,
                     frozenset(number for number, partition in topic.partitions.items() if partition.leader < 0),
                 )
-                for name, topic in sorted(listing.topics.items())
+                for name, topic in sorted(self._questions.list_topics(admin, left_s).items())
                 if topic.error is None and topic.partitions
             }
 
@@ -428,7 +464,7 @@ class KafkaCluster(GroupCalls):
                 len(topic.partitions),
                 str(topic.topic_id),
                 topic.is_internal,
-                frozenset(partition.id for partition in topic.partitions if _has_no_leader(partition)),
+                frozenset(partition.id for partition in topic.partitions if not has_leader(partition)),
             )
             for name, topic in self._questions.describe(wanted, timeout_s).items()
         }
@@ -579,10 +615,10 @@ class KafkaCluster(GroupCalls):
     def delete_records(self, before: Mapping[TopicPartition, int], timeout_s: float) -> dict[TopicPartition, int]:
         def ask(admin: AdminClient, keys: list[TopicPartition], left_s: float) -> dict[TopicPartition, int]:
             wanted = [KafkaPartition(*key, before[key]) for key in keys]
-            answers = admin.delete_records(wanted, request_timeout=left_s, operation_timeout=left_s)
-            return {
-                _key(at): found.low_watermark for at, found in self._questions.known(answers, left_s, "DELETE").items()
-            }
+            safe_s = max(left_s, SAFE_TIMEOUT_S)
+            answers = admin.delete_records(wanted, request_timeout=safe_s, operation_timeout=left_s)
+            found = self._questions.known(answers, left_s, "DELETE")
+            return {_key(at): each.low_watermark for at, each in found.items()}
 
         # What is there already would be out of range for the broker.
         starts = {key: low for key, (low, _) in self.watermarks(before, timeout_s).items()}
@@ -683,17 +719,12 @@ def _offsets(
     return admin.list_offsets(
         {KafkaPartition(*key): spec for key in keys},
         isolation_level=isolation,
-        request_timeout=timeout_s,
+        request_timeout=max(timeout_s, SAFE_TIMEOUT_S),
     )
 
 
 def _key(partition: KafkaPartition) -> TopicPartition:
     return (partition.topic, partition.partition)
-
-
-def _has_no_leader(partition: TopicPartitionInfo) -> bool:
-    leader = cast("Node | None", partition.leader)
-    return leader is None or leader.id < 0
 
 
 def _is_fenced(error: Exception) -> bool:

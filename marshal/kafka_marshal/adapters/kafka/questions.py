@@ -13,9 +13,16 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar, cast
 from weakref import WeakValueDictionary
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import KafkaError, KafkaException, Node, TopicCollection, TopicPartitionInfo
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigResource, TopicDescription
+from confluent_kafka.admin import (
+    AdminClient,
+    ClusterMetadata,
+    ConfigResource,
+    PartitionMetadata,
+    TopicDescription,
+    TopicMetadata,
+)
 
 from kafka_marshal.adapters.kafka.errors import (
     RETRY_CODES,
@@ -134,6 +141,10 @@ METADATA_S = 2.0
 #: A future that librdkafka should have ended by its own timeout gets this much grace.
 GRACE_S = 1.0
 
+#: The shortest time-out of a request that looks for leaders on the caller's thread. librdkafka 2.x ends the process if
+#: it is over before that thread has left its function (a processor taken away for a moment will do). We wait less long.
+SAFE_TIMEOUT_S = 10.0
+
 #: A wait for an answer looks up this often: for what librdkafka says of its connections.
 LOOK_S = 0.1
 
@@ -152,8 +163,8 @@ class Questions:
         self._admin = admin
         self._bootstrap = bootstrap
         self._troubles = troubles
-        #: topic → until when, by the monotonic clock, librdkafka is taken to know its leaders.
-        self._leaders_known: dict[str, float] = {}
+        #: topic → until when, by the monotonic clock, librdkafka is taken to know its leaders; how many it has.
+        self._leaders_known: dict[str, tuple[float, int]] = {}
 
     def describe(self, names: list[str], timeout_s: float) -> dict[str, TopicDescription]:
         """The topics among names that exist."""
@@ -161,9 +172,24 @@ class Questions:
             return {}
 
         def ask(admin: AdminClient, left_s: float) -> dict[str, TopicDescription]:
-            return self.known(admin.describe_topics(TopicCollection(names), request_timeout=left_s), left_s)
+            return self._described(admin, names, left_s)
 
         return self.ask(f"looking up {_some(names)}", timeout_s, ask)
+
+    def _described(self, admin: AdminClient, names: list[str], left_s: float) -> dict[str, TopicDescription]:
+        found = self.known(admin.describe_topics(TopicCollection(names), request_timeout=left_s), left_s)
+        self._forget_leaders(name for name, topic in found.items() if not all(map(has_leader, topic.partitions)))
+        return found
+
+    def list_topics(self, admin: AdminClient, left_s: float) -> dict[str, TopicMetadata]:
+        """All topics (*blocking*)."""
+        found: dict[str, TopicMetadata] = admin.list_topics(timeout=left_s).topics
+        self._forget_leaders(n for n, topic in found.items() if not all(map(has_leader, topic.partitions.values())))
+        return found
+
+    def _forget_leaders(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._leaders_known.pop(name, None)
 
     def ask_leaders(
         self,
@@ -178,7 +204,6 @@ class Questions:
         keys = sorted(set(partitions))
         doing = f"{doing} {_some(keys)}"
         deadline = time.monotonic() + timeout_s
-        self._have_leaders_known(doing, sorted({name for name, _ in keys}), timeout_s)
 
         def ask_for(wanted: list[TopicPartition]) -> dict[TopicPartition, T]:
             if not wanted:
@@ -191,14 +216,14 @@ class Questions:
 
         def refresh(admin: AdminClient, left_s: float) -> list[TopicPartition]:
             """Have the metadata fetched, which librdkafka otherwise keeps for minutes; what of the missing is there."""
-            listing = admin.list_topics(timeout=left_s).topics
-            return [
-                (name, number) for name, number in missing if name in listing and number in listing[name].partitions
-            ]
+            listing = self.list_topics(admin, left_s)
+            there = {name: listing[name].partitions for name, _ in missing if name in listing}
+            return [(n, number) for n, number in missing if n in there and has_leader(there[n].get(number))]
 
-        found = ask_for(keys)
+        found = ask_for(self._with_leaders(doing, keys, timeout_s))
         missing = [key for key in keys if key not in found]
         if missing:
+            self._forget_leaders(name for name, _ in missing)
             there = self.ask(doing, deadline - time.monotonic(), refresh)
             # A listing omits what we may not see; asked by name, the broker reports that it is forbidden.
             absent = {name for name, _ in missing} - {name for name, _ in there}
@@ -206,23 +231,26 @@ class Questions:
             found |= ask_for(there)
         return found
 
-    def _have_leaders_known(self, doing: str, names: list[str], timeout_s: float) -> None:
-        """Have librdkafka fetch the metadata of these topics, unless it has just been.
+    def _with_leaders(self, doing: str, keys: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
+        """Those whose leaders librdkafka knows; metadata is fetched for it, unless it has just been.
 
-        ListOffsets and DeleteRecords look for leaders on the caller's thread. If they are not known, metadata that
+        ListOffsets and DeleteRecords look for leaders on the caller's thread. If one is not known, metadata that
         arrives at that moment ends the search on another thread, and the caller's crashes the process (librdkafka
         2.x, rd_kafka_topic_partition_list_query_leaders_async).
         """
         now = time.monotonic()
-        names = [name for name in names if self._leaders_known.get(name, now) <= now]
-        if not names:
-            return
-
-        def ask(admin: AdminClient, left_s: float) -> dict[str, TopicDescription]:
-            return self.known(admin.describe_topics(TopicCollection(names), request_timeout=left_s), left_s)
-
-        for name in self.ask(doing, timeout_s, ask):
-            self._leaders_known[name] = now + self._admin.metadata_age_s / 3
+        names = sorted({name for name, _ in keys if self._leaders_known.get(name, (now, 0))[0] <= now})
+        lacking: set[TopicPartition] = set()
+        counts = {name: self._leaders_known[name][1] for name in {name for name, _ in keys}.difference(names)}
+        if names:
+            described = self.ask(doing, timeout_s, lambda admin, left_s: self._described(admin, names, left_s))
+            for name, topic in described.items():
+                counts[name] = len(topic.partitions)
+                without = {(name, each.id) for each in topic.partitions if not has_leader(each)}
+                lacking |= without
+                if not without:
+                    self._leaders_known[name] = (now + self._admin.metadata_age_s / 3, counts[name])
+        return [key for key in keys if key[1] < counts.get(key[0], 0) and key not in lacking]
 
     def ask(
         self,
@@ -260,11 +288,10 @@ class Questions:
                     self.serve()
             time.sleep(pause_s)
 
-    @staticmethod
-    def _fetch_metadata(admin: AdminClient, left_s: float) -> None:
+    def _fetch_metadata(self, admin: AdminClient, left_s: float) -> None:
         """librdkafka asks by the leader epoch that it knows, and keeps that for minutes: all tries would end alike."""
         with suppress(KafkaException):  # the next try says what is wrong
-            admin.list_topics(timeout=min(left_s, METADATA_S))
+            self.list_topics(admin, min(left_s, METADATA_S))
 
     def known(self, answers: Mapping[K, Future[T]], timeout_s: float, operation: str = "DESCRIBE") -> dict[K, T]:
         """The answers, without those for what does not exist; raises the first other error.
@@ -295,7 +322,7 @@ class Questions:
         an error. That is no answer: it is asked again.
         """
         offsets: dict[KafkaPartition, int] = {}
-        for at, found in self.known(answers, timeout_s).items():
+        for at, found in self.known(answers, timeout_s - GRACE_S).items():  # librdkafka may wait longer
             offset: int = found.offset
             if offset < (_NO_SUCH_OFFSET if or_none else 0):
                 lacks = f"no offset of {at.topic} [{at.partition}] in the answer: {offset}"
@@ -322,6 +349,12 @@ class Questions:
         """Let librdkafka say what it has to say: log lines, and why connections failed."""
         with suppress(ClosedError), self._admin.use() as admin:
             admin.poll(0)
+
+
+def has_leader(partition: TopicPartitionInfo | PartitionMetadata | None) -> bool:
+    """Whether the brokers named one (None: they did not name the partition)."""
+    leader = cast("Node | int | None", getattr(partition, "leader", None))
+    return leader is not None and (leader if isinstance(leader, int) else leader.id) >= 0
 
 
 def _topic_of(key: object) -> str:
