@@ -92,13 +92,7 @@ class GroupCalls:
     _admin: SharedAdmin
 
     def _ask_coordinator(
-        self,
-        doing: str,
-        timeout_s: float,
-        ask: Callable[[Questions, AdminClient, float], T],
-        *,
-        needs: str,
-        changing: bool = False,
+        self, doing: str, timeout_s: float, ask: Callable[[Questions, AdminClient, float], T], **options: Any
     ) -> T:
         """By a new client, closed with the question.
 
@@ -110,7 +104,7 @@ class GroupCalls:
         admin = SharedAdmin({**self._properties(Role.ADMIN), "logger": troubles, "error_cb": troubles})
         try:
             questions = Questions(admin, self._bootstrap, troubles)
-            return questions.ask(doing, timeout_s, partial(ask, questions), changing=changing, needs=needs)
+            return questions.ask(doing, timeout_s, partial(ask, questions), **options)
         finally:
             admin.close()
 
@@ -333,19 +327,18 @@ class CommittedOffsets:
             asker = self._idle.pop(group_id, None)
         if asker is None:
             asker = _Asker(group_id, *self._opened())
+        kept = False
         try:
             yield asker
-        except BaseException:
-            asker.consumer.close()
-            raise
-        self._keep(group_id, asker)
+            kept = self._keeps(group_id, asker)
+        finally:
+            if not kept:
+                asker.consumer.close()
 
-    def _keep(self, group_id: str, asker: _Asker) -> None:
-        """For the next call, if there is one."""
+    def _keeps(self, group_id: str, asker: _Asker) -> bool:
+        """Whether it is for the next call."""
         with self._lock:
-            kept = self._idle is not None and self._idle.setdefault(group_id, asker) is asker
-        if not kept:
-            asker.consumer.close()
+            return self._idle is not None and self._idle.setdefault(group_id, asker) is asker
 
     def close(self) -> None:
         """Close what is not in use; the rest is closed when it is no longer used. Idempotent."""
@@ -444,11 +437,12 @@ class KafkaCluster(GroupCalls):
                     name in INTERNAL_TOPICS,
                     frozenset(number for number, partition in topic.partitions.items() if partition.leader < 0),
                 )
-                for name, topic in sorted(self._questions.list_topics(admin, left_s).items())
+                for name, topic in sorted(admin.list_topics(timeout=left_s).topics.items())
                 if topic.error is None and topic.partitions
             }
 
         found = self._questions.ask("listing the topics", timeout_s, ask)
+        self._questions.forget_leaders(name for name, info in found.items() if info.leaderless)
         self._looks.record_topics(found, asked_at)
         return found
 
@@ -716,11 +710,8 @@ def _offsets(
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> Mapping[KafkaPartition, Future[Any]]:
     """Ask the leaders; L4: of the log the high watermark, never the last stable offset (that is for data only)."""
-    return admin.list_offsets(
-        {KafkaPartition(*key): spec for key in keys},
-        isolation_level=isolation,
-        request_timeout=max(timeout_s, SAFE_TIMEOUT_S),
-    )
+    wanted = {KafkaPartition(*key): spec for key in keys}
+    return admin.list_offsets(wanted, isolation_level=isolation, request_timeout=max(timeout_s, SAFE_TIMEOUT_S))
 
 
 def _key(partition: KafkaPartition) -> TopicPartition:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
-from typing import Any, Final, TypeVar, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from confluent_kafka import KafkaError, KafkaException, Node, TopicCollection, TopicPartitionInfo
@@ -19,9 +20,7 @@ from confluent_kafka.admin import (
     AdminClient,
     ClusterMetadata,
     ConfigResource,
-    PartitionMetadata,
     TopicDescription,
-    TopicMetadata,
 )
 
 from kafka_marshal.adapters.kafka.errors import (
@@ -120,23 +119,19 @@ RETRY_S = 0.05
 #: The longest wait before a question whose connection broke is asked again: they get longer, with jitter.
 LONGEST_RETRY_S = 1.0
 
-#: A leader's answer if no message is as late as was asked for.
-_NO_SUCH_OFFSET: Final = -1
-
-#: The broker is not the leader (any more), or became leader again since the metadata was fetched.
+#: The broker is not the leader (any more), or became leader again since the metadata was fetched: librdkafka keeps what
+#: it knows for minutes, so that all tries would end alike. (_NOENT: it knows no leader for any partition.)
 _LEADER_CODES = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError._NOENT,
     }
 )
 
 #: The connection broke, or one answer did not come: what only asks is asked again, on another connection.
 _BROKEN_CODES = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT})
-
-#: How long one metadata request may take in between.
-METADATA_S = 2.0
 
 #: A future that librdkafka should have ended by its own timeout gets this much grace.
 GRACE_S = 1.0
@@ -152,10 +147,6 @@ LOOK_S = 0.1
 REFUSED_S = 2.0
 
 
-class _NoLeadersError(Exception):
-    """librdkafka found no leader for any partition: unknown, new, forbidden or unreachable. It does not say which."""
-
-
 class Questions:
     """What a cluster asks the brokers by way of its AdminClient. Any thread may ask."""
 
@@ -163,31 +154,22 @@ class Questions:
         self._admin = admin
         self._bootstrap = bootstrap
         self._troubles = troubles
-        #: topic → until when, by the monotonic clock, librdkafka is taken to know its leaders; how many it has.
-        self._leaders_known: dict[str, tuple[float, int]] = {}
+        #: topic → until when, by the monotonic clock, librdkafka is taken to know its leaders; its partitions.
+        self._leaders_known: dict[str, tuple[float, frozenset[int]]] = {}
 
     def describe(self, names: list[str], timeout_s: float) -> dict[str, TopicDescription]:
         """The topics among names that exist."""
         if not names:
             return {}
+        return self.ask(f"looking up {_some(names)}", timeout_s, partial(self._described, names))
 
-        def ask(admin: AdminClient, left_s: float) -> dict[str, TopicDescription]:
-            return self._described(admin, names, left_s)
-
-        return self.ask(f"looking up {_some(names)}", timeout_s, ask)
-
-    def _described(self, admin: AdminClient, names: list[str], left_s: float) -> dict[str, TopicDescription]:
+    def _described(self, names: list[str], admin: AdminClient, left_s: float) -> dict[str, TopicDescription]:
         found = self.known(admin.describe_topics(TopicCollection(names), request_timeout=left_s), left_s)
-        self._forget_leaders(name for name, topic in found.items() if not all(map(has_leader, topic.partitions)))
+        self.forget_leaders(name for name, topic in found.items() if not all(map(has_leader, topic.partitions)))
         return found
 
-    def list_topics(self, admin: AdminClient, left_s: float) -> dict[str, TopicMetadata]:
-        """All topics (*blocking*)."""
-        found: dict[str, TopicMetadata] = admin.list_topics(timeout=left_s).topics
-        self._forget_leaders(n for n, topic in found.items() if not all(map(has_leader, topic.partitions.values())))
-        return found
-
-    def _forget_leaders(self, names: Iterable[str]) -> None:
+    def forget_leaders(self, names: Iterable[str]) -> None:
+        """What librdkafka knows of these is old, or that there is none."""
         for name in names:
             self._leaders_known.pop(name, None)
 
@@ -200,38 +182,23 @@ class Questions:
         *,
         changing: bool = False,
     ) -> dict[TopicPartition, T]:
-        """Ask the partitions' leaders; look again for those that librdkafka does not know, for they may be new."""
-        keys = sorted(set(partitions))
-        doing = f"{doing} {_some(keys)}"
+        """Ask the partitions' leaders; about those that are not found once more, for they may be new."""
+        missing = sorted(set(partitions))
+        doing = f"{doing} {_some(missing)}"
         deadline = time.monotonic() + timeout_s
+        found: dict[TopicPartition, T] = {}
 
-        def ask_for(wanted: list[TopicPartition]) -> dict[TopicPartition, T]:
-            if not wanted:
-                return {}
-            try:
-                left_s = deadline - time.monotonic()
-                return self.ask(doing, left_s, lambda admin, left_s: ask(admin, wanted, left_s), changing=changing)
-            except _NoLeadersError:
-                return {}
+        def ask_known(admin: AdminClient, left_s: float) -> dict[TopicPartition, T]:
+            wanted = self._with_leaders(admin, missing, left_s)
+            return ask(admin, wanted, max(0.001, deadline - time.monotonic())) if wanted else {}
 
-        def refresh(admin: AdminClient, left_s: float) -> list[TopicPartition]:
-            """Have the metadata fetched, which librdkafka otherwise keeps for minutes; what of the missing is there."""
-            listing = self.list_topics(admin, left_s)
-            there = {name: listing[name].partitions for name, _ in missing if name in listing}
-            return [(n, number) for n, number in missing if n in there and has_leader(there[n].get(number))]
-
-        found = ask_for(self._with_leaders(doing, keys, timeout_s))
-        missing = [key for key in keys if key not in found]
-        if missing:
-            self._forget_leaders(name for name, _ in missing)
-            there = self.ask(doing, deadline - time.monotonic(), refresh)
-            # A listing omits what we may not see; asked by name, the broker reports that it is forbidden.
-            absent = {name for name, _ in missing} - {name for name, _ in there}
-            self.describe(sorted(absent), deadline - time.monotonic())
-            found |= ask_for(there)
+        for _ in range(2):
+            if missing := [key for key in missing if key not in found]:
+                found |= self.ask(doing, deadline - time.monotonic(), ask_known, changing=changing)
+            self.forget_leaders(name for name, n in missing if (name, n) not in found)
         return found
 
-    def _with_leaders(self, doing: str, keys: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
+    def _with_leaders(self, admin: AdminClient, keys: list[TopicPartition], left_s: float) -> list[TopicPartition]:
         """Those whose leaders librdkafka knows; metadata is fetched for it, unless it has just been.
 
         ListOffsets and DeleteRecords look for leaders on the caller's thread. If one is not known, metadata that
@@ -239,18 +206,14 @@ class Questions:
         2.x, rd_kafka_topic_partition_list_query_leaders_async).
         """
         now = time.monotonic()
-        names = sorted({name for name, _ in keys if self._leaders_known.get(name, (now, 0))[0] <= now})
-        lacking: set[TopicPartition] = set()
-        counts = {name: self._leaders_known[name][1] for name in {name for name, _ in keys}.difference(names)}
-        if names:
-            described = self.ask(doing, timeout_s, lambda admin, left_s: self._described(admin, names, left_s))
-            for name, topic in described.items():
-                counts[name] = len(topic.partitions)
-                without = {(name, each.id) for each in topic.partitions if not has_leader(each)}
-                lacking |= without
-                if not without:
-                    self._leaders_known[name] = (now + self._admin.metadata_age_s / 3, counts[name])
-        return [key for key in keys if key[1] < counts.get(key[0], 0) and key not in lacking]
+        names = {name for name, _ in keys}
+        known = {name: x[1] for name in names if (x := self._leaders_known.get(name)) is not None and x[0] > now}
+        if unknown := sorted(names - known.keys()):
+            for name, topic in self._described(unknown, admin, left_s).items():
+                known[name] = frozenset(each.id for each in topic.partitions if has_leader(each))
+                if len(known[name]) == len(topic.partitions):
+                    self._leaders_known[name] = (now + self._admin.metadata_age_s / 3, known[name])
+        return [key for key in keys if key[1] in known.get(key[0], ())]
 
     def ask(
         self,
@@ -274,24 +237,17 @@ class Questions:
                 except KafkaException as error:
                     self.serve()
                     code = kafka_error(error).code()
-                    if code == KafkaError._NOENT:
-                        raise _NoLeadersError from error
+                    if code in _LEADER_CODES:
+                        self._leaders_known.clear()
                     is_broken = code in _BROKEN_CODES and not changing
                     pause_s = min(pause_s * random.uniform(1.5, 2.5), LONGEST_RETRY_S) if is_broken else RETRY_S
-                    if not (is_broken or code in RETRY_CODES) or deadline - time.monotonic() < pause_s:
+                    if not (is_broken or code in RETRY_CODES | _LEADER_CODES) or deadline - time.monotonic() < pause_s:
                         raise marshal_error(
                             error, doing, self._bootstrap, self._troubles, changing=changing, needs=needs
                         ) from error
-                    if code in _LEADER_CODES:
-                        self._fetch_metadata(admin, deadline - time.monotonic())
                 finally:
                     self.serve()
             time.sleep(pause_s)
-
-    def _fetch_metadata(self, admin: AdminClient, left_s: float) -> None:
-        """librdkafka asks by the leader epoch that it knows, and keeps that for minutes: all tries would end alike."""
-        with suppress(KafkaException):  # the next try says what is wrong
-            self.list_topics(admin, min(left_s, METADATA_S))
 
     def known(self, answers: Mapping[K, Future[T]], timeout_s: float, operation: str = "DESCRIBE") -> dict[K, T]:
         """The answers, without those for what does not exist; raises the first other error.
@@ -324,7 +280,7 @@ class Questions:
         offsets: dict[KafkaPartition, int] = {}
         for at, found in self.known(answers, timeout_s - GRACE_S).items():  # librdkafka may wait longer
             offset: int = found.offset
-            if offset < (_NO_SUCH_OFFSET if or_none else 0):
+            if offset < (-1 if or_none else 0):
                 lacks = f"no offset of {at.topic} [{at.partition}] in the answer: {offset}"
                 raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, lacks))
             offsets[at] = offset
@@ -351,10 +307,10 @@ class Questions:
             admin.poll(0)
 
 
-def has_leader(partition: TopicPartitionInfo | PartitionMetadata | None) -> bool:
-    """Whether the brokers named one (None: they did not name the partition)."""
-    leader = cast("Node | int | None", getattr(partition, "leader", None))
-    return leader is not None and (leader if isinstance(leader, int) else leader.id) >= 0
+def has_leader(partition: TopicPartitionInfo) -> bool:
+    """Whether the brokers named one."""
+    leader = cast("Node | None", partition.leader)
+    return leader is not None and leader.id >= 0
 
 
 def _topic_of(key: object) -> str:
@@ -470,17 +426,10 @@ class AddressCheck:
             admin = AdminClient(cast("dict[str, Any]", settings))
             deadline = time.monotonic() + ANSWER_S
             while time.monotonic() < deadline and troubles.recent() is None:
-                if cluster_id := _cluster_id(admin):
-                    self._ids[address] = cluster_id
-                    return
+                with suppress(KafkaException):  # not connected yet
+                    if cluster_id := admin.cluster_id(ID_LOOK_S):
+                        self._ids[address] = cluster_id
+                        return
+                admin.poll(0)
         except (KafkaException, ValueError, TypeError):
             return  # the cluster's own client reports the same, to a caller that can act on it
-
-
-def _cluster_id(admin: AdminClient) -> str | None:
-    try:
-        return admin.cluster_id(ID_LOOK_S) or None
-    except KafkaException:
-        return None  # not connected yet
-    finally:
-        admin.poll(0)

@@ -69,9 +69,7 @@ class MemoryCluster:
     def topic_config(self, name: str, timeout_s: float) -> TopicConfig | None:
         with self._asking(f"looking up {name}", timeout_s) as broker:
             topic = broker.existing.get(name)
-            return (
-                TopicConfig(topic.info, topic.replication_factor, dict(topic.settings)) if topic is not None else None
-            )
+            return None if topic is None else TopicConfig(topic.info, topic.replication_factor, dict(topic.settings))
 
     def operations(self, topic: str, timeout_s: float) -> frozenset[str] | None:
         return None

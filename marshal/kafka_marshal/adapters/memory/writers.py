@@ -27,7 +27,7 @@ A = TypeVar("A")
 R = TypeVar("R", bound="_Waiting")
 
 
-@dataclass(slots=True)
+@dataclass
 class _Waiting:
     """Something that waits for a broker until then (ms)."""
 
@@ -75,6 +75,25 @@ class _Sending(Generic[R, A]):
 
     def _answer(self, on_ack: Callable[[A], None] | None, at: float, ack: A) -> None:
         self._due.append(_Due(at, on_ack, ack))
+
+    def _follow(
+        self,
+        fate: AppendFate,
+        produce: Callable[[], int],
+        deadline: float,
+        on_ack: Callable[[A], None] | None,
+        written: Callable[[int | None], A],
+        lost: A,
+    ) -> None:
+        """Write a record as often as its fate, which is not FATAL, says; written: its ack, with the offset if known."""
+        offset = None if fate is AppendFate.LOST else produce()
+        if fate in (AppendFate.UNACKNOWLEDGED, AppendFate.LOST):
+            self._answer(on_ack, deadline, lost)
+            return
+        if fate is AppendFate.DUPLICATED:
+            produce()
+            offset = None
+        self._answer(on_ack, self._broker.clock(), written(offset))
 
     def poll(self, timeout_s: float = 0.0) -> None:
         with self._broker.changed:
@@ -185,36 +204,31 @@ class MemoryAppender(_Sending[_Record, Ack]):
         if problem is not None:
             self._answer(record.on_ack, now, Ack(None, problem, refused=True))
             return
+        fate = self._broker.faults.append(self._client, self._topic, record.partition, record.value)
+        if fate is AppendFate.FATAL:
+            self._fatal = True
+            self._answer(record.on_ack, now, Ack(None, "the appender met a fatal error", fatal=True))
+            return
+        produce = partial(self._broker.produce, self._topic, record.partition, record.value, b"")
         lost = Ack(None, "the broker did not acknowledge in time")
-        match self._broker.faults.append(self._client, self._topic, record.partition, record.value):
-            case AppendFate.WRITTEN:
-                self._answer(record.on_ack, now, Ack(self._produce(record)))
-            case AppendFate.DUPLICATED:
-                self._produce(record)
-                self._produce(record)
-                self._answer(record.on_ack, now, Ack(None))
-            case AppendFate.UNACKNOWLEDGED:
-                self._produce(record)
-                self._answer(record.on_ack, record.deadline, lost)
-            case AppendFate.LOST:
-                self._answer(record.on_ack, record.deadline, lost)
-            case AppendFate.FATAL:
-                self._fatal = True
-                self._answer(record.on_ack, now, Ack(None, "the appender met a fatal error", fatal=True))
-
-    def _produce(self, record: _Record) -> int:
-        return self._broker.produce(self._topic, record.partition, record.value, b"")
+        self._follow(fate, produce, record.deadline, record.on_ack, Ack, lost)
 
 
 @dataclass(slots=True)
-class _DataRecord(_Waiting):
-    """One for a user's topic."""
+class _Data:
+    """For a user's topic."""
 
     topic: str
     value: bytes | None
     key: bytes | None
     headers: Headers
     timestamp_ms: int
+
+
+@dataclass(slots=True)
+class _DataRecord(_Data, _Waiting):
+    """One that waits for its ack."""
+
     on_ack: Callable[[Exception | None], None] | None
 
 
@@ -252,25 +266,12 @@ class MemoryProducer(_Sending[_DataRecord, Exception | None]):
             self._answer(record.on_ack, now, problem)
             return
         partition = self._partitioner.partition(record.key, self._broker.existing[record.topic].info.partitions)
-        lost = producing.unacknowledged(record.topic, "no answer")
-        match self._broker.faults.append(self._client, record.topic, partition, record.value or b""):
-            case AppendFate.WRITTEN:
-                self._produce(record, partition)
-                self._answer(record.on_ack, now, None)
-            case AppendFate.DUPLICATED:
-                self._produce(record, partition)
-                self._produce(record, partition)
-                self._answer(record.on_ack, now, None)
-            case AppendFate.UNACKNOWLEDGED:
-                self._produce(record, partition)
-                self._answer(record.on_ack, record.deadline, lost)
-            case AppendFate.LOST:
-                self._answer(record.on_ack, record.deadline, lost)
-            case AppendFate.FATAL:
-                self._answer(record.on_ack, now, producing.refused(record.topic, "a fatal error", retry=True))
-
-    def _produce(self, record: _DataRecord, partition: int) -> None:
-        self._broker.produce(
+        fate = self._broker.faults.append(self._client, record.topic, partition, record.value or b"")
+        if fate is AppendFate.FATAL:
+            self._answer(record.on_ack, now, producing.refused(record.topic, "a fatal error", retry=True))
+            return
+        produce = partial(
+            self._broker.produce,
             record.topic,
             partition,
             record.value,
@@ -278,6 +279,8 @@ class MemoryProducer(_Sending[_DataRecord, Exception | None]):
             timestamp_ms=record.timestamp_ms,
             headers=record.headers or None,
         )
+        lost = producing.unacknowledged(record.topic, "no answer")
+        self._follow(fate, produce, record.deadline, record.on_ack, lambda _: None, lost)
 
 
 def murmur2(data: bytes) -> int:
@@ -306,14 +309,9 @@ class Partitioner:
 
 
 @dataclass(slots=True)
-class _InTransaction:
+class _InTransaction(_Data):
     """One that waits for a reachable broker."""
 
-    topic: str
-    value: bytes | None
-    key: bytes | None
-    headers: Headers
-    timestamp_ms: int
     partition: int | None
 
 
