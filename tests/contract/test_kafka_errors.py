@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AclOperation, AdminClient
+from confluent_kafka.admin import AclOperation, AdminClient, TopicDescription
 
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.kafka.errors import RETRY_CODES, Troubles, fault_kind, marshal_error
@@ -287,38 +287,29 @@ def test_errors_of_calls(code: int, ours: type[MarshalError]) -> None:
     assert "the reason" in str(error)
 
 
-def test_a_new_leader_is_looked_up_again(kafka_bootstrap: str) -> None:
+def test_a_new_leader_is_looked_up_again(
+    kafka_bootstrap: str, topic_factory: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A restarting broker may send metadata just before its epochs grow; librdkafka keeps it for minutes."""
+    key = (topic_factory(1), 0)
     with closing(KafkaCluster(kafka_bootstrap)) as cluster:
-        fetched: list[float] = []
-        shared = cluster._questions._admin
-        answers = iter([KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH)), {("t", 0): 7}])
+        assert cluster.watermarks([key], 10.0) == {key: (0, 0)}
+        described: list[list[str]] = []
+        real, answers = cluster._questions._described, iter([KafkaError(KafkaError.FENCED_LEADER_EPOCH), {key: 7}])
 
-        class Watched:
-            @contextmanager
-            def use(self) -> Iterator[object]:
-                yield self
+        def watched(names: list[str], admin: AdminClient, left_s: float) -> dict[str, TopicDescription]:
+            described.append(names)
+            return real(names, admin, left_s)
 
-            def list_topics(self, timeout: float) -> object:
-                fetched.append(timeout)
-                with shared.use() as admin:
-                    return admin.list_topics(timeout=timeout)
-
-            def poll(self, timeout: float) -> int:
-                return 0
-
-        def ask(_admin: AdminClient, _left_s: float) -> object:
+        def ask(_admin: AdminClient, _keys: object, _left_s: float) -> object:
             answer = next(answers)
-            if isinstance(answer, KafkaException):
-                raise answer
+            if isinstance(answer, KafkaError):
+                raise KafkaException(answer)
             return answer
 
-        cluster._questions._admin = Watched()  # type: ignore[assignment]
-        try:
-            assert cluster._questions.ask("asking", 10.0, ask) == {("t", 0): 7}
-        finally:
-            cluster._questions._admin = shared
-        assert len(fetched) == 1 and 0 < fetched[0] <= 2.0
+        monkeypatch.setattr(cluster._questions, "_described", watched)
+        assert cluster._questions.ask_leaders("asking", [key], 10.0, ask) == {key: 7}  # type: ignore[arg-type]
+        assert described == [[key[0]]]
 
 
 def test_a_timeout_says_why() -> None:
