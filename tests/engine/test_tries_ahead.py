@@ -22,6 +22,7 @@ from kafka_marshal.types import T
 from rationalizer import SettlingMessages, World, codes, key_hash, route_lease
 from rationalizer.holes import NO_KEY, Hole
 from rationalizer.limits import MAX_KEY_HASH
+from rationalizer.wire.records import Done, Opened, Parked
 from tests.engine.groups.test_members import SESSION, group_of, net_of
 from tests.engine.harness import HI, Net
 from tests.engine.scenes import T0, evict
@@ -129,14 +130,14 @@ def tries(net: Net, kind: str = "claims") -> dict[int, int]:
     return {offset: hole.attempts for offset, hole in holes(net, kind).items()}
 
 
-def left_by_another(net: Net, kind: str, tried: Mapping[int, int] | None = None) -> None:
+def left_by_another(net: Net, kind: str, tried: Mapping[int, int] | None = None, *, dies: bool = False) -> None:
     """Another worker had the partition before. tried: by offset, how many tries it has left in the log."""
     first = Worker(net, "first", kind)
     first.holds()
     (assignment,) = first.member.consumers[0].assignments.values()
     assignment.opened.log_tries([Try(*each, key_hash(None, each[0])) for each in (tried or {}).items()])
     net.run(HI)
-    first.close()
+    (first.member.kill if dies else first.close)()
     assert tries(net, kind) == (tried or {})
 
 
@@ -303,14 +304,76 @@ def test_u1_what_an_operator_sets_aside_while_it_waits_behind_another_of_its_key
     worker = Worker(net, "w", order="partition")
     worker.holds()
     worker.run_until(lambda: 0 in worker.begun)
-    cp = route_lease(*T0, net.cps)
-    parked = ((1, key_hash(None, 1), 2, "OPERATOR"),)
-    net.write(SettlingMessages("x", "operator", "g", *T0, None, len(net.logs[cp]), (), (), parked), cp)
+    operate(net, parked=((1, key_hash(None, 1), 2, "OPERATOR"),))
     net.run(HI / 2)
     worker.done(0)
     worker.run_until(lambda: worker.begun)
     assert set(worker.begun) == {2}
     assert holes(net)[1].is_parked
+
+
+AT = ("behind another", "alone", "to be logged", "for another try", "done with a handler", "failed with a handler")
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["after a goodbye", "after a death"])
+@pytest.mark.parametrize("at", AT)
+def test_u3_what_an_operator_sets_aside_while_its_owner_has_it_is_tried_when_it_is_redriven(
+    at: str, dies: bool
+) -> None:
+    """Wherever it waited: nothing that the owner noted of its tries before holds it back, or ends it early."""
+    net = net_with(end=3)
+    tried = {"behind another": {0: 2, 1: 2}, "alone": {0: 2, 1: 2}, "to be logged": {0: 1, 1: 1}}.get(at)
+    left_by_another(net, "claims", tried or {1: 1}, dies=dies)
+    worker = Worker(net, "w", concurrency=1, order="partition" if at == "behind another" else "none")
+    worker.holds()
+    worker.run_until(lambda: (tried and 0 in worker.begun) or finished(worker, 1))
+    if "try" in at:
+        worker.failed(1, 50 * HI)
+    worker.run_until(lambda: 1 in holes(net))
+    operate(net, parked=((1, key_hash(None, 1), holes(net)[1].attempts, "OPERATOR"),))
+    net.run(HI / 2)
+    if "handler" in at:
+        worker.failed(1, 0) if "failed" in at else worker.done(1)
+    worker.run_until(lambda: finished(worker))
+    worker.run(2 * HI)
+    assert holes(net)[1].is_parked
+    operate(net, opened=((1, 1, None, 0),))
+    worker.run_until(lambda: finished(worker, 1))
+    assert worker.numbers[1][-1] == 1
+    worker.failed(1, 0)
+    worker.run_until(lambda: finished(worker, 1))
+    worker.done(1)
+    worker.run(2 * HI)
+    assert not holes(net)
+    assert not worker.begun
+
+
+def test_u3_what_an_operator_discards_while_it_waits_for_another_try_is_not_tried_again() -> None:
+    net = net_with(end=2)
+    worker = Worker(net, "w", concurrency=1)
+    worker.holds()
+    worker.run_until(lambda: 0 in worker.begun)
+    worker.failed(0, 5 * HI)
+    worker.run_until(lambda: 1 in worker.begun)
+    worker.done(1)
+    worker.run_until(lambda: 0 in holes(net))
+    operate(net, done=((0, 0),))
+    worker.run(10 * HI)
+    assert worker.numbers == {0: [1], 1: [1]}
+    assert net.world(T0).progress.stable == 1
+
+
+def finished(worker: Worker, until: int = -1) -> bool:
+    """Each message that has begun is done. Returns whether the one at `until` has begun; −1: whether all are done."""
+    for offset in [x for x in worker.begun if x != until]:
+        worker.done(offset)
+    return until in worker.begun if until >= 0 else len(worker.numbers) > 1
+
+
+def operate(net: Net, done: Done = (), opened: Opened = (), parked: Parked = ()) -> None:
+    """An operator's record."""
+    cp = route_lease(*T0, net.cps)
+    net.write(SettlingMessages("x", "operator", "g", *T0, None, len(net.logs[cp]), done, opened, parked), cp)
 
 
 def test_u2_while_most_tries_fail_few_of_them_are_logged_and_none_is_refused() -> None:

@@ -544,8 +544,8 @@ class Assignment:
             if self.open.reading:
                 self.open.put(messages)
                 return
-            if self.open.has_aside:
-                for is_aside, some in groupby(messages, lambda each: self.opened.is_aside(offset_of(each))):
+            if aside := self.open.aside:
+                for is_aside, some in groupby(messages, lambda each: offset_of(each) in aside):
                     self._put(list(some), is_aside)
                 return
         self._put(messages, False)

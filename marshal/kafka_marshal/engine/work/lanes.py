@@ -356,6 +356,7 @@ class Lanes:
             partition, ready = self._partitions.get(assignment.key), []
             if partition is None or partition.assignment is not assignment:
                 return
+            partition.unlogged.pop(offset, None)
             for lane in partition.lanes.values():
                 if lane.message is not None and offset_of(lane.message) == offset:
                     if lane.running:

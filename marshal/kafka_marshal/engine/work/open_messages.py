@@ -325,7 +325,7 @@ class OpenOffsets:
     """What is open of one partition for one owner. Called under the shell's lock."""
 
     __slots__ = (
-        *("_aside", "_holder", "_lasts", "_mine", "ahead", "gone", "is_full", "is_urgent", "reading", "settling"),
+        *("_holder", "_lasts", "_mine", "ahead", "aside", "gone", "is_full", "is_urgent", "reading", "settling"),
         *("grows_at", "tried", "waiting", "window"),
     )
 
@@ -338,7 +338,7 @@ class OpenOffsets:
         #: What is to be fetched, ascending.
         self.reading: list[Mine] = []
         #: Set aside, and not shown by the log yet: offset → the first offset that it covers.
-        self._aside: dict[int, int] = {}
+        self.aside: dict[int, int] = {}
         #: What was open and is gone from the log, as (first, last); the caller reports and clears it.
         self.gone: list[tuple[int, int]] = []
         #: The log takes no more of this partition: nothing more of it is handed out until some are done (H5).
@@ -410,21 +410,20 @@ class OpenOffsets:
         if request.kind is not Goal.OPEN:
             self._holder.admit(request.last)
         if request.kind is Goal.PARKED:
-            self._holder.open_in_log(self._aside.pop(request.first, request.first), request.last)
+            self._holder.open_in_log(self.aside.pop(request.first, request.first), request.last)
         elif request.kind is Goal.OPEN:
             self._holder.open_in_log(request.first, request.last)
             self._holder.admit(request.first)
             if not is_shown:
-                self._holder.skip(request.first)
+                _skip(self, request.first)
 
     def _meet(self, hole: Hole, first: int, last: int) -> None:
         """The log shows these offsets in a hole of our keys."""
         self._holder.open_in_log(first, last)
         if hole.is_parked:
             if first in self._mine:
-                self._remove(first)
                 self._holder.buffer.drop_open(first, last)
-                self._holder.skip(first)
+                _skip(self, first)
             self._stop_reading(first, last)
         elif hole.owner == NO_OWNER:
             hashed = None if hole.key_hash == NO_KEY else hole.key_hash
@@ -440,6 +439,8 @@ class OpenOffsets:
         """These offsets are no longer open: done, by this member or by an operator."""
         self._stop_reading(first, last)
         self._holder.buffer.drop_open(first, last)
+        for mine in [x for x in self._within(first, last) if x.last <= last]:
+            _skip(self, mine.last)
         self.is_full = False
 
     def _within(self, first: int, last: int) -> list[Mine]:
@@ -544,7 +545,7 @@ class OpenOffsets:
             self.window += self.ahead.pop(offset, False)
             if are_ahead:
                 self.ahead[offset] = True
-            if offset not in self._aside and (mine is None or mine.attempts != attempts):
+            if offset not in self.aside and (mine is None or mine.attempts != attempts):
                 self._add(Mine(offset, offset, hashed, attempts))
                 self.tried[offset] = attempts
                 self.settling.want(Request(offset, offset, Goal.OPEN, hashed, attempts))
@@ -561,17 +562,15 @@ class OpenOffsets:
         """Set a message aside."""
         self.is_urgent = self.is_urgent or offset in self.ahead
         mine = self._remove(offset)
-        self._aside[offset] = covers_from if mine is None else min(covers_from, mine.first)
+        self.aside[offset] = covers_from if mine is None else min(covers_from, mine.first)
         self.settling.want(Request(offset, offset, Goal.PARKED, hashed, attempts, reason))
 
-    @property
-    def has_aside(self) -> bool:
-        """Whether anything is set aside that the log does not show yet."""
-        return bool(self._aside)
 
-    def is_aside(self, offset: int) -> bool:
-        """Whether this message is."""
-        return offset in self._aside
+def _skip(opened: OpenOffsets, offset: int) -> None:
+    """An operator has settled this message: no handler gets it again, and nothing more is logged of it."""
+    opened._remove(offset)
+    opened.waiting = deque(x for x in opened.waiting if x.offset != offset)
+    opened._holder.skip(offset)
 
 
 def is_mine(opened: OpenOffsets, offset: int) -> bool:
