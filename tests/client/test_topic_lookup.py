@@ -6,10 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Never
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.memory import MemoryBroker, MemoryCluster
@@ -118,6 +120,29 @@ def test_a_broker_too_busy_for_the_first_look_ups_is_asked_again(
     with pytest.raises(KafkaUnavailableError):
         impatient.consumer([late])
     assert 2 <= time.monotonic() - began < 12
+
+
+def test_a_start_asks_again_for_an_answer_that_does_not_come(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One answer must not take the time of all: a fleet's start died of a slow one."""
+    monkeypatch.setattr("kafka_marshal.adapters.kafka.questions.FIRST_TRY_S", 0.2)
+    monkeypatch.setattr("kafka_marshal.adapters.kafka.questions.GRACE_S", 0.1)
+    topic, left = scene.topic(messages=2), {"describe_topics": 3, "describe_configs": 1, "list_offsets": 2}
+
+    def lose_first_answers(name: str) -> None:
+        ask = getattr(AdminClient, name)
+
+        def asked(self: AdminClient, *of: object, **more: object) -> dict[object, Future[object]]:
+            left[name] -= 1
+            answers = ask(self, *of, **more)
+            return answers if left[name] < 0 else {key: Future() for key in answers}
+
+        monkeypatch.setattr(AdminClient, name, asked)
+
+    for name in left:
+        lose_first_answers(name)
+    with scene.member(timeout=60.0).consumer([topic]) as consumer:
+        assert take(consumer, 2) == [(0, 0), (0, 1)]
+    assert all(each < 0 for each in left.values())
 
 
 def test_the_topics_of_a_second_consumer_do_not_make_those_of_the_first_look_deleted(

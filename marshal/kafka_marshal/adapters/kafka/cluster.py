@@ -82,7 +82,7 @@ NOTHING_MORE: Mapping[str, object] = MappingProxyType({})
 
 
 class GroupCalls:
-    """What of a cluster is about consumer groups; asked through the cluster's own questions."""
+    """What of a cluster is about consumer groups; each question through a client that ends with it."""
 
     topics: Callable[[float], Mapping[str, TopicInfo]]
     _bootstrap: str

@@ -140,6 +140,10 @@ GRACE_S = 1.0
 #: it is over before that thread has left its function (a processor taken away for a moment will do). We wait less long.
 SAFE_TIMEOUT_S = 10.0
 
+#: A try waits this long for its answer (s), each further one twice as long: one that is lost must not take all of a
+#: start's time. A question with less than twice that left waits to the end.
+FIRST_TRY_S = 5.0
+
 #: A wait for an answer looks up this often: for what librdkafka says of its connections.
 LOOK_S = 0.1
 
@@ -159,9 +163,7 @@ class Questions:
 
     def describe(self, names: list[str], timeout_s: float) -> dict[str, TopicDescription]:
         """The topics among names that exist."""
-        if not names:
-            return {}
-        return self.ask(f"looking up {_some(names)}", timeout_s, partial(self._described, names))
+        return self.ask(f"looking up {_some(names)}", timeout_s, partial(self._described, names)) if names else {}
 
     def _described(self, names: list[str], admin: AdminClient, left_s: float) -> dict[str, TopicDescription]:
         found = self.known(admin.describe_topics(TopicCollection(names), request_timeout=left_s), left_s)
@@ -184,13 +186,13 @@ class Questions:
     ) -> dict[TopicPartition, T]:
         """Ask the partitions' leaders; about those that are not found once more, for they may be new."""
         missing = sorted(set(partitions))
-        doing = f"{doing} {_some(missing)}"
-        deadline = time.monotonic() + timeout_s
+        doing, deadline = f"{doing} {_some(missing)}", time.monotonic() + timeout_s
         found: dict[TopicPartition, T] = {}
 
         def ask_known(admin: AdminClient, left_s: float) -> dict[TopicPartition, T]:
+            until = time.monotonic() + left_s
             wanted = self._with_leaders(admin, missing, left_s)
-            return ask(admin, wanted, max(0.001, deadline - time.monotonic())) if wanted else {}
+            return ask(admin, wanted, max(0.001, until - time.monotonic())) if wanted else {}
 
         for _ in range(2):
             if missing := [key for key in missing if key not in found]:
@@ -224,16 +226,16 @@ class Questions:
         changing: bool = False,
         needs: str = "",
     ) -> T:
-        """Ask, again and again while the answer is one that passes by itself, until the time is up.
+        """Ask, again and again while the answer is one that passes by itself, or does not come, until the time is up.
 
         needs: the right that it takes (``rights.grant``), if the answer does not say so.
         """
-        deadline, pause_s = time.monotonic() + timeout_s, RETRY_S
+        deadline, pause_s, try_s = time.monotonic() + timeout_s, RETRY_S, FIRST_TRY_S
         while True:
             with self._admin.use() as admin:
                 left_s = max(0.001, deadline - time.monotonic())
                 try:
-                    return ask(admin, left_s)
+                    return ask(admin, left_s if changing or left_s < 2 * try_s else try_s)
                 except KafkaException as error:
                     self.serve()
                     code = kafka_error(error).code()
@@ -241,6 +243,7 @@ class Questions:
                         self._leaders_known.clear()
                     is_broken = code in _BROKEN_CODES and not changing
                     pause_s = min(pause_s * random.uniform(1.5, 2.5), LONGEST_RETRY_S) if is_broken else RETRY_S
+                    try_s *= 2 if code == KafkaError._TIMED_OUT else 1
                     if not (is_broken or code in RETRY_CODES | _LEADER_CODES) or deadline - time.monotonic() < pause_s:
                         raise marshal_error(
                             error, doing, self._bootstrap, self._troubles, changing=changing, needs=needs
@@ -356,14 +359,11 @@ class Looks:
     def topic_info(self, names: Iterable[str], max_age_s: float) -> dict[str, TopicInfo] | None:
         """Those of names that exist, if each was described since."""
         since = time.monotonic() - max_age_s
-        described, found = self._described, {}
-        for name in names:
-            asked_at, info = described.get(name, (float("-inf"), None))
-            if asked_at <= since:
-                return None
-            if info is not None:
-                found[name] = info
-        return found
+        described, never = self._described, (float("-inf"), None)
+        found = {name: described.get(name, never) for name in names}
+        if any(asked_at <= since for asked_at, _ in found.values()):
+            return None
+        return {name: info for name, (_, info) in found.items() if info is not None}
 
     def record_topic_info(self, names: Iterable[str], found: Mapping[str, TopicInfo], asked_at: float) -> None:
         """Another client described these topics; those it did not find do not exist."""
