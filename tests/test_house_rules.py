@@ -155,15 +155,16 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "admin": (16, 6_220),
     "archive": (3, 820),
     "checkpoints": (3, 590),
-    "cli": (23, 7_740),
+    "cli": (24, 7_870),
     "client": (31, 10_910),
     "engine": (58, 18_390),
-    "kafka_marshal": (14, 2_820),
-    "metrics": (6, 1_580),
+    "kafka_marshal": (14, 2_830),
+    "metrics": (6, 1_600),
     "node": (17, 4_510),
     "observe": (17, 5_900),
     "pipeline": (21, 8_040),
     "rationalizer": (42, 10_030),
+    "runner": (4, 620),
     "sinks": (7, 2_800),
     "snapshots": (5, 1_030),
     "testing": (37, 11_100),
@@ -175,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (332, 103_320)
+MOST_OF_ALL = (337, 104_100)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -560,6 +561,7 @@ SAME_NAME = {
     "Message": "one thing: as type checkers see it, and as the engine and the in-memory log need it",
     "Group": "the mode is the word that users write; the core's is the group itself",
     "Piece": "the engine's stands in recordings by this name",
+    "Worker": "users write it; the simulation's is what a user gives it to run",
 }
 
 

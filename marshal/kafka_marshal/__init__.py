@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         TransactionLostError,
     )
     from kafka_marshal.metrics.rows import Metrics
+    from kafka_marshal.runner import Worker
     from kafka_marshal.types import Committed, Delivery, LeaseInfo, Offsets, OpenMessages, Start, TopicPartition
 
 __all__ = [
@@ -139,6 +140,7 @@ __all__ = [
     "TransactionLostError",
     "Transactions",
     "WholeTopic",
+    "Worker",
     "WorldView",
     "__version__",
     "errors",
@@ -177,6 +179,7 @@ _LATER = {
         "StateMissingError StateSplitError TransactionError TransactionFencedError TransactionLostError"
     ),
     "metrics.rows": "Metrics",
+    "runner": "Worker",
     "types": "Committed Delivery LeaseInfo Offsets OpenMessages Start TopicPartition",
 }
 

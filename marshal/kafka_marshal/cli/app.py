@@ -36,6 +36,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "log": ("log", "The coordination log in words: when, who, what, outcome, why."),
     "who": ("log", "Who owned a partition, since when, until when."),
     "ui": ("page", "A live page, with the whole history by a slider."),
+    "work": ("work", "Worker processes that call your handler, until SIGTERM."),
     "groups": ("groups", "All groups, of both kinds, one row each."),
     "group": ("groups", "One group: members, pieces, settings, the last rebalances."),
     "checkpoint": ("checkpoints", "Take a checkpoint of a group now."),

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Thread
 from typing import Any, NamedTuple
 
 from kafka_marshal import arguments
@@ -244,20 +244,39 @@ for _method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
     setattr(_Request, f"do_{_method}", _Request._refuse)
 
 
+class Server:
+    """Answers over HTTP with a function of (path, Accept) in threads, until ``close()``; url: where."""
+
+    def __init__(self, port: int, host: str, answer: Callable[[str, str], Response | None], if_refused: str) -> None:
+        self._http = _listening(host, port, answer, if_refused)
+        self.url: str = f"http://{f'[{host}]' if ':' in host else host}:{self._http.server_address[1]}"
+        Thread(target=self._http.serve_forever, name="kafka-marshal-http", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._http.shutdown()
+        self._http.server_close()
+
+
 def checked_address(port: object, host: object) -> tuple[int, str]:
     """Raises ConfigurationError or TypeError for invalid addresses."""
     return arguments.a_whole("port", port, 0, 65_535), arguments.text("host", host)
 
 
-def _listening(host: str, port: int, answer: Callable[[str, str], Response | None]) -> _Http:
+def _listening(
+    host: str,
+    port: int,
+    answer: Callable[[str, str], Response | None],
+    if_refused: str = "The Marshal works on, without probes and metrics",
+) -> _Http:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return _Http((str(address[0]), int(address[1])), family, answer)
     except OSError as error:
         why = "the port is in use" if error.errno == errno.EADDRINUSE else str(error)
         raise ConfigurationError(
-            f"serve(port={port}, host={host!r}): can't listen there: {why}. The Marshal works on, without probes and "
-            "metrics. Choose another port, or port=0 for a free one"
+            f"serve(port={port}, host={host!r}): can't listen there: {why}. {if_refused}. "
+            "Choose another port, or port=0 for a free one"
         ) from error
 
 

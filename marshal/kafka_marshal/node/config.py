@@ -18,8 +18,12 @@ MOST_START_S = 3_600.0
 
 def new_client_id() -> str:
     """The default client_id: readable, and unique. It can't be taken over after a restart (C7)."""
-    host = "".join(c if c.isalnum() or c in "-._" else "-" for c in socket.gethostname())[:60]
-    return f"{host or 'host'}-{os.getpid()}-{os.urandom(4).hex()}"
+    return f"{host_name()}-{os.getpid()}-{os.urandom(4).hex()}"
+
+
+def host_name() -> str:
+    """This machine's name, as a part of a client_id."""
+    return "".join(c if c.isalnum() or c in "-._" else "-" for c in socket.gethostname())[:60] or "host"
 
 
 def check_bootstrap(bootstrap_servers: str) -> None:

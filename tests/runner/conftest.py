@@ -1,0 +1,3 @@
+"""Fixtures of the tests of worker processes."""
+
+from tests.client.conftest import scene as scene

@@ -1,0 +1,281 @@
+"""Worker processes: settings that are refused, metrics of all, and on a broker kill -9, SIGTERM and a bad import."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafka_marshal import ConfigurationError, Worker
+from kafka_marshal.runner.parent import merged
+from kafka_marshal.testing.layout import free_ports
+from tests.client.conftest import Scene, wait_until
+
+
+def a_worker(**given: object) -> Worker:
+    settings = {"bootstrap_servers": "localhost:1", "handler": "app:handle", "group": "g", "topics": ["t"], **given}
+    return Worker(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"processes": 0}, "processes must be at least 1"),
+        ({"processes": 1_000}, "processes must be at most 256"),
+        ({"concurrency": 0}, "concurrency must be at least 1"),
+        ({"drain": -1}, "drain must be at least 0 seconds"),
+        ({"topics": []}, "topics must be a list of names"),
+        ({"topics": "orders"}, "topics must be a list of names"),
+        ({"group": ""}, "group_id must be a string that is not empty"),
+        ({"name": 300 * "x"}, "no member would accept records with"),
+        ({"bootstrap_servers": " "}, "bootstrap_servers must be"),
+        ({"port": 70_000}, "port must be at most 65535"),
+        ({"marshal": {"client_id": "x"}}, "marshal has 'client_id': the Worker has that itself"),
+        ({"settings": {"concurrency": 3}}, "settings has 'concurrency': the Worker has that itself"),
+        ({"handler": lambda message: None}, "can't be sent to another process"),
+    ],
+)
+def test_what_can_not_work_is_refused_before_anything_starts(given: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        a_worker(**given).check()
+
+
+def test_members_have_the_name_of_the_machine_and_no_secret_is_shown() -> None:
+    worker = a_worker(processes=2, config={"sasl.password": "hush"})
+    assert worker.members == [f"{socket.gethostname()}-1", f"{socket.gethostname()}-2"]
+    assert "hush" not in repr(worker)
+
+
+def test_it_needs_the_main_thread() -> None:
+    found: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            a_worker().run()
+        except ConfigurationError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert "needs the main thread" in str(found[0])
+
+
+def test_the_metrics_of_all_processes_are_one_page_with_each_family_once() -> None:
+    page = '# HELP a x\n# TYPE a gauge\na{{client="{0}"}} 1\n# HELP b y\n# TYPE b gauge\nb{{client="{0}",c="d"}} 2\n'
+    assert merged([page.format("w-1"), page.format("w-2")]).splitlines() == [
+        "# HELP a x",
+        "# TYPE a gauge",
+        'a{client="w-1"} 1',
+        'a{client="w-2"} 1',
+        "# HELP b y",
+        "# TYPE b gauge",
+        'b{client="w-1",c="d"} 2',
+        'b{client="w-2",c="d"} 2',
+    ]
+
+
+class Started:
+    """`kafka-marshal work`, its folder and what it says."""
+
+    def __init__(self, scene: Scene, folder: Path, source: str, *more: str) -> None:
+        self.app = folder / "app.py"
+        self.app.write_text(source)
+        self._log = folder / "log"
+        argv = [sys.executable, "-m", "kafka_marshal", "work", "--name", "w", "--bootstrap", scene.bootstrap]
+        argv += ["--topic", scene.coordination, "--group", scene.group, "app:handle", *more]
+        with self._log.open("wb") as out:
+            self.process = subprocess.Popen(argv, cwd=folder, stdout=out, stderr=out)
+
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def await_text(self, pattern: str, count: int = 1) -> list[Any]:
+        def found() -> list[Any]:
+            assert self.process.poll() is None, self.said()
+            return re.findall(pattern, self.said())
+
+        wait_until(lambda: len(found()) >= count, what=f"{count} × {pattern} in {self._log}")
+        return found()
+
+    def await_end(self) -> int:
+        return self.process.wait(60)
+
+
+Start = Callable[..., Started]
+
+
+@pytest.fixture
+def start(scene: Scene, tmp_path: Path) -> Iterator[Start]:
+    started: list[Started] = []
+
+    def one(source: str, *more: str) -> Started:
+        started.append(Started(scene, tmp_path, source, *more))
+        return started[-1]
+
+    yield one
+    for each in started:
+        each.process.kill()  # processes end with it
+        each.process.wait()
+
+
+HANDLE = r"""
+import os
+
+def handle(message):
+    print(f"handled {message.partition()} {message.offset()} {os.getpid()}\n", end="")
+"""
+
+
+def page(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@pytest.mark.broker
+def test_a_killed_process_returns_under_its_name_and_sigterm_drains(scene: Scene, start: Start) -> None:
+    topic, (port,) = scene.topic(4, 5), free_ports(1)
+    runner = start(HANDLE, "--topics", topic, "--processes", "2", "--port", str(port))
+    runner.await_text(r"w-\d \| handled", 20)
+    wait_until(lambda: page(port, "/readyz")[0] == 200)
+    assert [line[:11] for line in page(port, "/readyz")[1].splitlines()] == ["w-1: ready;", "w-2: ready;"]
+    assert page(port, "/livez")[0] == 200
+    assert json.loads(page(port, "/lag")[1])["lag"] is not None
+    assert page(port, "/x")[0] == 404
+    metrics = page(port, "/metrics")[1]
+    assert metrics.count("# TYPE kafka_marshal_ready gauge") == 1
+    assert len(re.findall(r"kafka_marshal_ready\{.*w-[12].*\} 1.0", metrics)) == 2
+
+    def pids() -> dict[str, str]:
+        scene.publish(topic, 4, 1)
+        return dict(re.findall(r"(w-\d) \| handled \d+ \d+ (\d+)", runner.said()))
+
+    wait_until(lambda: len(pids()) == 2)
+    os.kill(int(pids()["w-2"]), signal.SIGKILL)
+    runner.await_text(r"WARNING w-2 has ended \(signal 9\).* it is started again in 0.5 s")
+    runner.await_text(r"w-2 \| .*joined", 2)
+    wait_until(lambda: page(port, "/readyz")[0] == 200)
+    runner.process.terminate()
+    assert runner.await_end() == 0, runner.said()
+    assert "is killed" not in runner.said()
+    assert runner.said().count("left") == 2
+
+
+@pytest.mark.broker
+def test_a_handler_that_can_not_be_imported_ends_the_runner_at_once(scene: Scene, start: Start) -> None:
+    runner = start("import no_such_module\n", "--topics", scene.topic(1), "--processes", "2")
+    assert runner.await_end() == 2
+    assert "No module named 'no_such_module'" in runner.said()
+    assert "started again" not in runner.said()
+
+
+@pytest.mark.broker
+def test_without_the_coordination_topic_it_ends_and_names_the_command(scene: Scene, start: Start) -> None:
+    runner = start(HANDLE, "--topics", scene.topic(1), "--topic", "absent")
+    assert runner.await_end() == 1
+    assert "kafka-marshal init --topic absent. Nor could another process: all are ended" in runner.said()
+
+
+@pytest.mark.broker
+def test_a_port_in_use_is_said_before_anything_starts(scene: Scene, start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        runner = start(HANDLE, "--topics", "t", "--port", str(port))
+        assert runner.await_end() == 2
+    assert "the port is in use. Nothing was started" in runner.said()
+
+
+ILL = (
+    HANDLE
+    + """
+import dataclasses
+from kafka_marshal import Marshal
+examine = Marshal.health
+Marshal.health = lambda self: dataclasses.replace(examine(self), needs_restart=os.path.exists("ill"))
+"""
+)
+
+
+@pytest.mark.broker
+def test_a_process_that_only_a_restart_helps_is_drained_and_started_again(scene: Scene, start: Start) -> None:
+    runner = start(ILL, "--topics", scene.topic(1, 1), "--no-watchdog")
+    runner.await_text("handled")
+    ill = runner.app.with_name("ill")
+    ill.touch()
+    runner.await_text("WARNING w-1 is ended and started again, as only that helps: ")
+    ill.unlink()
+    runner.await_text("w-1 .* joined", 2)
+    assert "left" in runner.said()
+    assert "has ended" not in runner.said()
+
+
+@pytest.mark.broker
+def test_another_process_with_its_name_ends_it_and_the_log_is_json(scene: Scene, start: Start) -> None:
+    topic = scene.topic(1, 1)
+    runner = start(HANDLE, "--topics", topic, "--json", "--no-watchdog")
+    runner.await_text("handled")
+    scene.member("w-1").consumer([topic])
+    assert runner.await_end() == 1
+    lines = [json.loads(line) for line in runner.said().splitlines()]
+    assert all({"process", "time", "level", "event", "text"} <= line.keys() for line in lines), lines
+    assert {line["event"] for line in lines} >= {"joined", "output", "claimed"}
+    refused = next(line for line in lines if line["event"] == "process_refused")
+    assert (refused["process"], refused["level"]) == ("w", "ERROR")
+    assert "w-1 can't work: " in refused["text"]
+
+
+WAITING = r"""
+import os, time
+
+def handle(message):
+    print("handled\n", end="")
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    print(200_000 * "x")  # more than a pipe holds
+    open(f"done-{message.partition()}", "w").close()
+"""
+
+
+@pytest.mark.broker
+def test_processes_end_in_good_order_if_the_parent_is_killed(scene: Scene, start: Start) -> None:
+    topic = scene.topic(2, 1)
+    runner = start(WAITING, "--topics", topic, "--no-watchdog")
+    runner.await_text("handled", 2)
+    runner.process.kill()
+    runner.process.wait()
+    runner.app.with_name("go").touch()
+    wait_until(lambda: all(runner.app.with_name(f"done-{number}").exists() for number in range(2)))
+    watching = scene.member("watching")
+
+    def left() -> bool:
+        leases = [watching.world.lease(topic, number) for number in range(2)]
+        return all(lease is not None and lease.client_id is None and lease.stable == 0 for lease in leases)
+
+    wait_until(left)
+
+
+@pytest.mark.broker
+def test_a_second_signal_kills_what_still_works(scene: Scene, start: Start) -> None:
+    runner = start(WAITING, "--topics", scene.topic(1, 1))
+    runner.await_text("handled")
+    runner.process.terminate()
+    with pytest.raises(subprocess.TimeoutExpired):
+        runner.process.wait(0.5)
+    runner.process.terminate()
+    assert runner.await_end() == 1
+    assert "w-1 has not ended in time and is killed: what was in flight comes again" in runner.said()
