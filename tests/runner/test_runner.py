@@ -174,6 +174,7 @@ def test_a_killed_process_returns_under_its_name_and_sigterm_drains(scene: Scene
     assert runner.await_end() == 0, runner.said()
     assert "is killed" not in runner.said()
     assert runner.said().count("left") == 2
+    assert not re.findall("Traceback|[a-z]Warning", runner.said())
 
 
 @pytest.mark.broker
@@ -198,6 +199,40 @@ def test_a_port_in_use_is_said_before_anything_starts(scene: Scene, start: Start
         runner = start(HANDLE, "--topics", "t", "--port", str(port))
         assert runner.await_end() == 2
     assert "the port is in use. Nothing was started" in runner.said()
+
+
+@pytest.mark.broker
+def test_check_says_what_it_would_do_and_what_is_missing(scene: Scene, start: Start) -> None:
+    topic = scene.topic(1)
+    well = start(HANDLE, "--topics", topic, "--processes", "2", "--check")
+    assert well.await_end() == 0, well.said()
+    assert well.said() == f"group {scene.group}, topics {topic}, 16 handlers in each process:\n  w-1\n  w-2\n"
+    wrong = start(
+        "import x_y\n", "--topics", "absent", "--topic", "gone", "--dead-letters", "dead", "--check", "--json"
+    )
+    assert wrong.await_end() == 1
+    found = json.loads(wrong.said())
+    assert (found["members"], found["topics"]) == (["w-1"], ["absent"])
+    assert [re.findall(r"'app:handle'|'absent'|'gone'|'dead'", text)[0] for text in found["problems"]] == [
+        "'app:handle'",
+        "'absent'",
+        "'gone'",
+        "'dead'",
+    ]
+
+
+@pytest.mark.broker
+def test_reload_starts_again_when_a_file_changes_and_a_mistake_waits_for_the_next(scene: Scene, start: Start) -> None:
+    topic = scene.topic(1, 1)
+    runner = start(HANDLE, "--topics", topic, "--reload")
+    runner.await_text(r"\| handled 0 0")
+    runner.app.write_text("def handle(message:\n")
+    runner.await_text("SyntaxError.* It is started again when a file changes")
+    assert "left" in runner.said()
+    runner.app.write_text(HANDLE.replace("handled", "changed"))
+    scene.publish(topic, 1, 1)
+    runner.await_text(r"\| changed 0 1")
+    assert "has ended" not in runner.said()
 
 
 ILL = (

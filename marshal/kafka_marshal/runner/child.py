@@ -1,4 +1,4 @@
-"""One worker process: ``python -m kafka_marshal.runner.child NAME PARENT OUTPUT``.
+"""One worker process: ``main``, with the arguments NAME PARENT OUTPUT.
 
 PARENT is a socket: it brings the Worker, and takes a JSON object a line: how this member is, once a second, or why it
 can't work. Its end means that the parent is gone. OUTPUT is the other end of standard output.
@@ -84,8 +84,9 @@ def main() -> int:
         is_imported = True
         _work(worker, handle, name, (end_with_the_parent, lambda marshal: _report(marshal, say, shown)))
     except Exception as error:
-        known = isinstance(error, errors.MarshalError) and is_imported
-        logging.getLogger("kafka_marshal").error("%s", error, exc_info=None if known else error)
+        trace: BaseException | None = None if isinstance(error, errors.MarshalError) else error
+        trace = trace if is_imported else error.__cause__ or error
+        logging.getLogger("kafka_marshal").error("%s", error, exc_info=trace)
         if isinstance(error, FINAL) or not is_imported:
             wrong_use = isinstance(error, errors.ConfigurationError) or not is_imported
             status = 2 if wrong_use else 3 if isinstance(error, errors.KafkaUnavailableError) else 1
@@ -130,7 +131,3 @@ def _report(marshal: Marshal, say: Callable[..., None], shown: bool) -> None:
                 figures["lag"] = sum(one.lag or 0 for one in found.partitions)
             say(port=port, live=not health.needs_restart, ready=health.ready, text=str(health), **figures)
             time.sleep(EVERY_S)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -35,6 +35,7 @@ LOOK_S, MOST_SILENT = 0.1, 600
 #: How long a process may take for an answer, and for close() after its handlers have ended (s).
 ANSWER_S, GOODBYE_S = 2.0, 10.0
 
+_PROGRAM = "import sys; from kafka_marshal.runner.child import main; sys.exit(main())"
 _CLEAR = "\r\x1b[K"
 
 
@@ -57,7 +58,7 @@ class Child:
         self._begun, self.end_by, self._silent, self.facts = time.monotonic(), math.inf, 0, {}
         ours, theirs = socket.socketpair()
         lines, output = map(os.fdopen, os.pipe(), ("rb", "wb"))
-        argv = [sys.executable, "-m", "kafka_marshal.runner.child", self.name]
+        argv = [sys.executable, "-c", _PROGRAM, self.name]
         passed = theirs.fileno(), lines.fileno()
         with theirs, output:  # in another session: Ctrl-C reaches the parent alone
             self.process = subprocess.Popen(
