@@ -167,7 +167,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "runner": (4, 620),
     "sinks": (7, 2_800),
     "snapshots": (5, 1_030),
-    "testing": (37, 11_100),
+    "testing": (39, 11_580),
     "ui": (10, 4_350),
     "watchdog": (3, 940),
 }
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (337, 104_100)
+MOST_OF_ALL = (339, 104_570)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -429,6 +429,7 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
                 servants=servants,
                 timeout_s=self._timeout_s,
             )
+            driver.life.owner = ref(self)
             driver.life.at_exit = partial(_end_at_exit, ref(self), self._ending, driver, beside)
         except BaseException:
             if beside is not None:

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from kafka_marshal.errors import ForkedError, MarshalError
 from kafka_marshal.logs import LOGGER, RateLimit, log
@@ -33,6 +34,8 @@ class Life:
         self.ended = False
         #: Called in a forked child.
         self.on_fork: Callable[[], object] = lambda: None
+        #: The Marshal; None: there is none, or nothing refers to it any more.
+        self.owner: Callable[[], Any] = lambda: None
         #: Called at the interpreter's end, unless the driver has ended by then.
         self.at_exit: Callable[[], object] | None = None
 

@@ -1,4 +1,4 @@
-"""pytest plugin: a real Kafka for tests, installed and enabled with the package.
+"""pytest plugin: Kafka for tests, real or in memory, installed and enabled with the package.
 
 Nothing is started before a test uses it, and one broker serves the whole session. As tests create and delete topics,
 they use a running Kafka only if ``KAFKA_MARSHAL_TEST_BOOTSTRAP`` names it, and print it at their start.
@@ -22,6 +22,7 @@ except ModuleNotFoundError:
     raise
 
 if TYPE_CHECKING:
+    from kafka_marshal.testing.memory import MemoryKafka
     from kafka_marshal.testing.select_broker import RunningKafka
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "kafka_bootstrap",
     "kafka_broker",
     "kafka_cluster3",
+    "memory_marshal",
     "topic_factory",
 ]
 
@@ -155,3 +157,15 @@ def coordination_topic(kafka_broker: RunningKafka) -> Iterator[CoordinationTopic
     finally:
         probe = Probe(topic.bootstrap, kafka_broker.client_config)
         probe.delete_topics([topic.name, snapshots_topic(topic.name)])
+
+
+@pytest.fixture
+def memory_marshal() -> Iterator[MemoryKafka]:
+    """A Kafka in memory, and workers on it that are killed and paused at will: no Java, no Docker, milliseconds."""
+    from kafka_marshal.testing.memory import MemoryKafka
+
+    kafka = MemoryKafka()
+    try:
+        yield kafka
+    finally:
+        kafka.end()

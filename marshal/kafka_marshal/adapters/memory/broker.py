@@ -232,6 +232,8 @@ class MemoryBroker:
         self.clock: Callable[[], float] = clock if clock is not None else time_of_day_ms
         #: Whether readers wait for records: only with the time of day, as no thread could move another clock meanwhile.
         self.waits: bool = clock is None
+        #: How often ``wake`` was called.
+        self.wakes = 0
         self.brokers = brokers
         self.faults: Faults = Faults()
         #: How many tails of a topic each client has opened, and (topic "") readers of messages.
@@ -341,9 +343,9 @@ class MemoryBroker:
                 self.faults.unreachable.add(client)
 
     def wake(self) -> None:
-        """Have waiting readers look again, after a change of ``faults``."""
+        """Have waiting readers look again and return, after a change of ``faults`` or of the time."""
         with self._changing():
-            pass
+            self.wakes += 1
 
     # For the clients' side.
 

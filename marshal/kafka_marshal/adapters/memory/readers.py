@@ -89,13 +89,13 @@ class _Reader:
 
     def _wait_for(self, look: Callable[[], T | None], timeout_s: float) -> T | None:
         """What look() finds, waiting for it if there is anything to wait for; the lock is held."""
-        deadline = time.monotonic() + timeout_s
+        deadline, wakes = time.monotonic() + timeout_s, self._broker.wakes
         while True:
             self._check_open()
             self._next_visible = None
             found = look()
             remaining = deadline - time.monotonic()
-            if found is not None or not self._broker.waits or remaining <= 0:
+            if found is not None or not self._broker.waits or remaining <= 0 or wakes != self._broker.wakes:
                 return found
             self._broker.changed.wait(min(remaining, self._held_back_s()))
 
