@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Attempt, ConfigurationError, Group, MemberPiece, Message, Retry, TopicPartition
+from kafka_marshal import Attempt, ClosedError, ConfigurationError, Group, MemberPiece, Message, Retry, TopicPartition
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.aio import Consumer, Marshal
 from kafka_marshal.node.coordination_topic import create_topic
@@ -209,6 +209,14 @@ async def test_pause_seek_and_position(cluster: MemoryCluster) -> None:
         await consumer.resume()
         assert (await consumer.poll(5)) is not None
         assert [x[:3] for x in await consumer.assignment() if x.partition == 1] == [TopicPartition(TOPIC, 1, 10, 0)[:3]]
+
+
+async def test_a_second_close_does_nothing_and_what_is_closed_says_so(cluster: MemoryCluster) -> None:
+    async with member(cluster) as marshal, marshal.consumer([TOPIC]) as consumer:
+        await marshal.close()
+        await marshal.close()
+        with pytest.raises(ClosedError):
+            await consumer.poll(0.1)
 
 
 async def test_what_is_not_open_says_so(cluster: MemoryCluster) -> None:

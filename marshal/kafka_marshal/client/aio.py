@@ -118,9 +118,13 @@ class Calls:
 
     def __init__(self) -> None:
         self._threads = THREADS.executor(MOST_CALLS, "kafka-marshal-aio")
+        #: The Marshal is closed: its calls return, or raise, at once.
+        self._is_over = False
 
     async def __call__(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
         """Returns the function's value. If it is cancelled, no task waits any more, but the function continues."""
+        if self._is_over:
+            return function(*args, **named)
         return await asyncio.wrap_future(self._threads.submit(_as_a_user, partial(function, *args, **named)))
 
     async def taking(self, consumer: plain.Consumer, function: Callable[..., T], *args: Any) -> T:
@@ -141,6 +145,7 @@ class Calls:
             raise
 
     def end(self) -> None:
+        self._is_over = True
         self._threads.shutdown(wait=False)
 
 
