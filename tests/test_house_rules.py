@@ -557,7 +557,9 @@ def test_classes_stay_small() -> None:
 
 #: Classes of one name → why they keep it. Those private to a module need no place here.
 SAME_NAME = {
-    **dict.fromkeys(("Consumer", "GroupConsumer", "Marshal", "Transaction"), "the same for an event loop, in aio"),
+    **dict.fromkeys(
+        ("Consumer", "GroupConsumer", "Leader", "Marshal", "Transaction"), "the same for an event loop, in aio"
+    ),
     "Message": "one thing: as type checkers see it, and as the engine and the in-memory log need it",
     "Group": "the mode is the word that users write; the core's is the group itself",
     "Piece": "the engine's stands in recordings by this name",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kafka_marshal.client.handling import Hooks, Retry
     from kafka_marshal.client.health import Health
     from kafka_marshal.client.lease import ClaimedLease
+    from kafka_marshal.client.locks import Leader
     from kafka_marshal.client.marshal import Marshal
     from kafka_marshal.client.modes import Batches, Claims, Group, Keys, Transactions
     from kafka_marshal.client.ranges import GroupRangeConsumer, RangeConsumer
@@ -104,6 +105,7 @@ __all__ = [
     "KafkaUnavailableError",
     "KeyRangeError",
     "Keys",
+    "Leader",
     "LeaseInfo",
     "LeaseLostError",
     "Marshal",
@@ -162,6 +164,7 @@ _LATER = {
     "client.handling": "Hooks Retry",
     "client.health": "Health",
     "client.lease": "ClaimedLease",
+    "client.locks": "Leader",
     "client.marshal": "Marshal",
     "client.modes": "Batches Claims Group Keys Transactions",
     "client.ranges": "GroupRangeConsumer RangeConsumer",

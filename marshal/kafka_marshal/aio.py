@@ -1,5 +1,5 @@
 """kafka-marshal for asyncio: the same names, to be awaited (docs/threads.md)."""
 
-from kafka_marshal.client.aio import Consumer, GroupConsumer, Marshal
+from kafka_marshal.client.aio import Consumer, GroupConsumer, Leader, Marshal
 
-__all__ = ["Consumer", "GroupConsumer", "Marshal"]
+__all__ = ["Consumer", "GroupConsumer", "Leader", "Marshal"]

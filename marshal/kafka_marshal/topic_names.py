@@ -18,6 +18,20 @@ _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 SNAPSHOTS_SUFFIX = "_snapshots"
 
 
+#: Begins the name under which the log keeps a lock (partition 0). No topic of Kafka has a colon in its name.
+LOCK = "lock:"
+
+
+def is_lock(topic: str) -> bool:
+    """Whether a lease of this topic is a lock's."""
+    return topic.startswith(LOCK)
+
+
+def named(topic: str, partition: int) -> str:
+    """A lease, for people: ``flights [3]``, or ``the lock 'nightly-report'``."""
+    return f"the lock {topic.removeprefix(LOCK)!r}" if is_lock(topic) else f"{topic} [{partition}]"
+
+
 def snapshots_topic(topic: str) -> str:
     """The log of snapshots that belongs to a coordination topic (S2): ``__marshal_snapshots`` for ``__marshal``."""
     return topic + SNAPSHOTS_SUFFIX

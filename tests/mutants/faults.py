@@ -129,9 +129,9 @@ FAULTS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a lease that reached nobody is kept",
-        "claim",
-        "serve_claim, self._driver, topic, partition, timeout, undo=ClaimedLease.release",
-        "serve_claim, self._driver, topic, partition, timeout",
+        "Marshal._get",
+        "answer = self._driver.servants.ask(serve, self._driver, *args, undo=undo)",
+        "answer = self._driver.servants.ask(serve, self._driver, *args)",
         "C17",
     ),
     Mutation(

@@ -39,6 +39,7 @@ from kafka_marshal.cli.options import (
 )
 from kafka_marshal.cli.output import Column, ask, fields_of, print_json, print_table, say, say_warning
 from kafka_marshal.observe.text import count, near, span, time_text
+from kafka_marshal.topic_names import is_lock
 
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin, InHand, Move, MovePlan, Pause, PausedPartition, Target
@@ -298,7 +299,7 @@ def _targets(options: Options, admin: Admin, wanted: ReleaseOptions) -> dict[tup
     """Partition → target. Without --partition: all partitions of all topics that the group ever read."""
     partitions = wanted.partitions
     if not partitions:
-        topics = sorted({lease.topic for lease in admin.progress(wanted.group)})
+        topics = sorted({lease.topic for lease in admin.progress(wanted.group) if not is_lock(lease.topic)})
         if not topics:
             effect = "Nothing was changed. To set where a new group begins, name its partitions with --partition."
             refuse_unknown(options, wanted.group, effect=effect)

@@ -319,7 +319,7 @@ _MEMBERS = Rows[_Row](
     Field("host", lambda row: getattr(row.runs_at, "host", None), Column("host", fold=True, from_width=70)),
     Field("pid", lambda row: getattr(row.runs_at, "pid", None), Column("pid", right=True, from_width=70)),
     Field("release", lambda row: getattr(row.runs_at, "release", None), Column("release", from_width=90)),
-    Field("partitions", _held(lambda row: len(row.leases), 0), Column("partitions", right=True)),
+    Field("partitions", _held(lambda row: sum(not x.is_lock for x in row.leases), 0), Column("partitions", right=True)),
     Field(
         "lag",
         _held(lambda row: row.lag),

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial, wraps
 from itertools import islice
@@ -20,16 +20,17 @@ from typing import Any, Concatenate, Generic, Literal, Self, TypeVar, Unpack, ca
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.checkpoints import CheckpointPolicy
-from kafka_marshal.client import committing
+from kafka_marshal.client import committing, locks
 from kafka_marshal.client import consumer as plain
 from kafka_marshal.client import group_consumer as plain_group
 from kafka_marshal.client import marshal as plain_marshal
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.checkpointing import CheckpointStatus
-from kafka_marshal.client.closing import DEFAULT_TIMEOUT_S
+from kafka_marshal.client.closing import DEFAULT_TIMEOUT_S, calling
 from kafka_marshal.client.group_consumer import COMMIT_TIMEOUT_S, MemberPiece
 from kafka_marshal.client.handling import RUN, Handler, RunOptions, RunSettings
 from kafka_marshal.client.health import Health
+from kafka_marshal.client.lease import ClaimedLease, serve_claim
 from kafka_marshal.client.modes import Batches, Claims, Group, Keys, Mode
 from kafka_marshal.client.options import (
     CALLBACKS,
@@ -51,6 +52,7 @@ from kafka_marshal.types import Committed, P, T, TopicPartition
 
 S = TypeVar("S")
 C = TypeVar("C", bound=plain.Consumer)
+H = TypeVar("H", bound=ClaimedLease | locks.Leader)
 
 #: After this many messages in a row that were ready, an iteration yields to other tasks.
 IN_A_ROW = 500
@@ -188,6 +190,18 @@ def _in_loop(loop: asyncio.AbstractEventLoop, policy: CheckpointPolicy) -> Check
     return replace(policy, **callbacks)
 
 
+def _of_leader(
+    name: str, function: Callable[[Leader], object] | None, shown: Callable[[locks.Leader], Leader]
+) -> locks.LeaderCallback | None:
+    """on_win or on_loss of this loop."""
+    if function is None:
+        return None
+    if not inspect.iscoroutinefunction(function):
+        arguments.a_function(name, function, "leader")
+    call = state_callback(asyncio.get_running_loop(), function)
+    return lambda leader: call(shown(leader))
+
+
 class Transaction:
     """:class:`kafka_marshal.Transaction` for an event loop; use it in ``async with``."""
 
@@ -240,6 +254,34 @@ def _as(made: Callable[P, object]) -> Callable[[Callable[Concatenate[S, ...], T]
         return call
 
     return signed
+
+
+class Leader:
+    """:class:`kafka_marshal.Leader` for an event loop. Made by :meth:`Marshal.lead`."""
+
+    def __init__(self, calls: Calls, leader: locks.Leader) -> None:
+        self._calls = calls
+        #: The leader that does the work.
+        self.sync: locks.Leader = leader
+        self.name: str = leader.name
+
+    @property
+    def leading(self) -> bool:
+        """Whether this process certainly leads, by its own clock. If not, do not begin anything in its name."""
+        return self.sync.leading
+
+    @property
+    def token(self) -> int:
+        """The fencing token of this term. Raises LeaseLostError unless it certainly leads."""
+        return self.sync.token
+
+    async def resign(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
+        """As :meth:`kafka_marshal.Leader.resign`."""
+        in_callback = calling.get() is self.sync
+        await _to_its_end(self._calls(self.sync.resign, 0.0 if in_callback else timeout))
+
+    def __repr__(self) -> str:
+        return f"aio.{self.sync!r}"
 
 
 class Marshal(Renamed):
@@ -328,6 +370,44 @@ class Marshal(Renamed):
         check_names("Marshal.consumer", ConsumerArguments, options)
         make: Callable[..., Any] = partial(self.sync.consumer, topics, mode=mode)
         return (GroupConsumer if isinstance(mode, Group) else Consumer)(self._calls, make, options)
+
+    @asynccontextmanager
+    async def lock(self, name: str, timeout: float | None = 5.0) -> AsyncIterator[ClaimedLease]:
+        """As :meth:`kafka_marshal.Marshal.lock`, for ``async with``. A cancelled wait leaves no claim behind."""
+        wait = locks.checked_wait(timeout)
+        lease = await self._get(serve_claim, ClaimedLease.release, locks.lock_topic(name), 0, wait)
+        try:
+            yield lease
+        finally:
+            await _to_its_end(self._calls(lease.release))
+
+    @asynccontextmanager
+    async def lead(
+        self,
+        name: str,
+        timeout: float | None = 5.0,
+        *,
+        on_win: Callable[[Leader], object] | None = None,
+        on_loss: Callable[[Leader], object] | None = None,
+    ) -> AsyncIterator[Leader]:
+        """As :meth:`kafka_marshal.Marshal.lead`, for ``async with``. Callbacks may be coroutine functions."""
+        wait, shown = locks.checked_wait(timeout), partial(Leader, self._calls)
+        callbacks = _of_leader("on_win", on_win, shown), _of_leader("on_loss", on_loss, shown)
+        about = locks.lock_topic(name), wait, callbacks, self.sync._ending.leaders
+        leader = await self._get(locks.serve_lead, locks.Leader._end_soon, *about)
+        try:
+            yield shown(leader)
+        finally:
+            await _to_its_end(self._calls(leader.resign))
+
+    async def _get(self, serve: Callable[..., H], undo: Callable[[H], object], *args: object) -> H:
+        """As ``_get`` of the other one: if this is cancelled, what comes is undone."""
+        sync = self.sync
+        sync._check_open()
+        held, answer = await awaited(sync._driver.servants, serve, sync._driver, *args, undo=undo)
+        held._keeps = sync
+        answer.receipt.out = True
+        return held
 
     def stop(self) -> None:
         """Ask all loops to end. Safe in a signal handler; returns at once."""

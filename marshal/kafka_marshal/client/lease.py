@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from math import inf
 from shlex import quote
 
 from kafka_marshal import arguments
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.view import lease_info
 from kafka_marshal.engine.claims.leases import Acceptance, ManualLease
+from kafka_marshal.engine.claims.queues import TURN_SHARE
 from kafka_marshal.engine.work.topic_mark import kafka_counts
 from kafka_marshal.errors import (
     ClaimTimeoutError,
@@ -23,6 +25,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
+from kafka_marshal.topic_names import is_lock, named
 from rationalizer import ClaimingPartition, InvalidRecordError, Progress, codes
 from rationalizer.holes import Hole
 
@@ -31,37 +34,46 @@ _FINAL = (codes.WRONG_KIND, codes.UPGRADE_REQUIRED)
 
 
 def serve_claim(
-    is_gone: Callable[[], bool], driver: Driver, topic: str, partition: int, timeout: float
+    is_gone: Callable[[], bool], driver: Driver, topic: str, partition: int, timeout: float | None
 ) -> ClaimedLease:
-    """Carry out ``Marshal.claim`` on one of our threads. is_gone: the caller has left. Raises the same errors."""
+    """Carry out ``Marshal.claim`` on one of our threads. is_gone: the caller has left. Raises the same errors.
+
+    timeout: None: wait without a limit.
+    """
     key = (topic, partition)
     driver.lock.check()
     driver.upkeep.scope.read_all()
-    deadline = driver.monotonic() + timeout
-    _check_partition(driver, topic, partition)
+    deadline = inf if timeout is None else driver.monotonic() + timeout
+    if not is_lock(topic):
+        _check_partition(driver, topic, partition)
     with driver.condition:
         # While our earlier release is under way, the lease is neither ours nor free.
         is_going = driver.engine.book.is_releasing
-        driver.wait_for(lambda: is_gone() or not is_going(key), max(0.0, timeout))
+        driver.wait_for(lambda: is_gone() or not is_going(key), timeout)
     with driver.lock.locked() as engine:
         driver.lock.check()
         _check_lease_name(driver, topic, partition)
         if is_going(key):
             raise ClaimTimeoutError(
-                f"{topic} [{partition}]: this Marshal has released this lease, and the log does not show it yet. "
+                f"{named(*key)}: this Marshal has released this lease, and the log does not show it yet. "
                 "Nothing was claimed; claim it again"
             )
         if key in engine.book.leases:
             driver.upkeep.levels.check(engine.book.leases[key].cp)  # whose leases are over, though they are still there
-            raise ConfigurationError(f"{topic} [{partition}]: this Marshal has, or is getting, this lease already")
+            more = ""
+            if is_lock(topic):
+                more = ". It is a lock among members; threads of one member need another one besides"
+            raise ConfigurationError(f"{named(*key)}: this Marshal has, or is getting, this lease already{more}")
         manual = engine.take(None, engine.leases.claim, key, driver.now_ms())
+    answer_s = 2 * driver.engine.settings.heartbeat_interval_ms / 1000
+    if is_lock(topic) and manual.lease.pending.claim_sent_at is None:
+        _await_turn(driver, manual, driver.monotonic() + answer_s)
     with driver.condition:
         # Wait for one answer of the log in any case: timeout=0 means one try.
-        answer_s = 2 * driver.engine.settings.heartbeat_interval_ms / 1000
         driver.wait_for(lambda: manual.is_proven or bool(manual.refusal or manual.loss), answer_s)
         driver.wait_for(
             lambda: is_gone() or manual.is_proven or bool(manual.loss) or manual.refusal in _FINAL,
-            max(0.0, deadline - driver.monotonic()),
+            None if timeout is None else max(0.0, deadline - driver.monotonic()),
         )
         driver.lock.check()
     with driver.lock.locked() as engine:
@@ -77,6 +89,16 @@ def serve_claim(
             raise _transactional(engine.settings.group_id, topic, partition)
         driver.upkeep.levels.check(manual.lease.cp)
         raise _refusal(driver, manual)
+
+
+def _await_turn(driver: Driver, manual: ManualLease, until: float) -> None:
+    """Others have asked for a free lock before. The background thread may not know yet when our turn comes."""
+    turn_s = driver.engine.settings.heartbeat_interval_ms / 1000 * TURN_SHARE
+    while not (manual.refusal or manual.loss or manual.lease.pending.claim_sent_at) and driver.monotonic() < until:
+        with driver.condition:
+            driver.wait_for(lambda: manual.is_proven or bool(manual.refusal or manual.loss), turn_s / 4)
+        with driver.lock.locked():
+            pass  # what is due was done
 
 
 def _check_partition(driver: Driver, topic: str, partition: int) -> None:
@@ -135,8 +157,7 @@ def _open(group_id: str, topic: str, partition: int, holes: Sequence[Hole]) -> C
 
 
 def _refusal(driver: Driver, manual: ManualLease) -> Exception:
-    topic, partition = manual.key
-    where = f"{topic} [{partition}]"
+    where = named(*manual.key)
     group_id = driver.engine.settings.group_id
     world = driver.replica.worlds[manual.lease.cp]
     if manual.refusal == codes.WRONG_KIND:
@@ -150,7 +171,7 @@ def _refusal(driver: Driver, manual: ManualLease) -> Exception:
             client_id=pause.client_id,
             expires=pause.expires,
         )
-    held = world.lease(group_id, topic, partition)
+    held = world.lease(group_id, *manual.key)
     sharer = None if held is None or held.held else held.longest
     if sharer is not None:
         return HeldError(
@@ -185,7 +206,7 @@ class ClaimedLease(OneProcess, WithBlock):
     Made by :meth:`Marshal.claim`. Any thread may use it. A ``with`` block releases it at its end.
 
     Attributes:
-        topic, partition: what it is a lease of.
+        topic, partition: what it is a lease of; of a lock ``lock:NAME`` and 0.
         epoch: the fencing token. Store it with every write to an outside system, and refuse older ones there.
     """
 
@@ -200,9 +221,19 @@ class ClaimedLease(OneProcess, WithBlock):
         self._keeps: object = None
 
     @property
+    def token(self) -> int:
+        """The fencing token: the epoch, which grows with each owner."""
+        return self.epoch
+
+    @property
     def valid(self) -> bool:
         """Whether this process certainly holds it, by its own clock."""
         return self._driver.now_ms() < self._manual.lease.hand_out_until
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether it was lost or released. One that is neither may be in doubt, and valid again later."""
+        return bool(self._manual.loss) or self._manual.is_released
 
     @property
     def last_offset(self) -> int | None:
@@ -268,7 +299,7 @@ class ClaimedLease(OneProcess, WithBlock):
             return
         if answer.accepted is None:
             raise LeaseLostError(
-                f"{self.topic} [{self.partition}]: the log did not show {what} within {timeout_s:g} s, and the "
+                f"{named(self.topic, self.partition)}: the log did not show {what} within {timeout_s:g} s, and the "
                 "lease (epoch "
                 f"{self.epoch}) ends meanwhile. It may or may not have been written; treat it as not done"
             )
@@ -283,7 +314,7 @@ class ClaimedLease(OneProcess, WithBlock):
     def _lost_message(self) -> str:
         reason = self._manual.loss or ("it was released" if self._manual.is_released else "it can't be proven in time")
         return (
-            f"{self.topic} [{self.partition}]: the lease (epoch {self.epoch}) is not ours any more: {reason}. Do "
+            f"{named(self.topic, self.partition)}: the lease (epoch {self.epoch}) is not ours any more: {reason}. Do "
             "not go on "
             "with work under it; what was reported before stays done. Claim it again to go on"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ from kafka_marshal.client.consumer import Consumer, PartitionsCallback
 from kafka_marshal.client.handling import Hooks
 from kafka_marshal.client.health import Health, examine
 from kafka_marshal.client.lease import ClaimedLease, serve_claim
+from kafka_marshal.client.locks import Leader, Locking
 from kafka_marshal.client.modes import Batches, Claims, Group, Keys, Mode
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.options import (
@@ -50,7 +52,7 @@ from kafka_marshal.client.shared_reads import DEFAULT_SHARED_BYTES
 from kafka_marshal.client.view import WorldView
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import ClosedError, SnapshotDifferenceError
-from kafka_marshal.logs import Event
+from kafka_marshal.logs import Event, log
 from kafka_marshal.node.config import (
     MOST_START_S,
     START_TIMEOUT_S,
@@ -99,6 +101,8 @@ class Shutdown:
         self._has_ended = False
         #: All consumers ever made, closed ones included.
         self.consumers: list[AnyConsumer[Any]] = []
+        #: Leaderships that are not resigned.
+        self.leaders: set[Leader] = set()
         #: Closed last: they answer until the end.
         self.servers: list[MetricsServer] = []
 
@@ -165,7 +169,19 @@ class Shutdown:
         with driver.lock.locked() as engine:
             return engine.failure is None and bool(engine.take(None, engine.release_unseen, driver.now_ms()))
 
+    def _resign_all(self, driver: Driver, in_callback: bool) -> None:
+        """Have leaders call on_loss, and release, within the limit."""
+        for leader in list(self.leaders):
+            leader._end_soon()
+        with driver.condition:
+            have_left = in_callback or driver.wait_for(lambda: not self.leaders, self._limit.left_s)
+            if not have_left and driver.engine.failure is None:
+                names = ", ".join(sorted(leader.name for leader in self.leaders))
+                text = "close() does not wait any longer for on_loss of %s: another member leads before it has returned"
+                log(logging.WARNING, "close_late", text, names)
+
     def _release_all(self, driver: Driver, in_callback: bool) -> None:
+        self._resign_all(driver, in_callback)
         consumers = [consumer for consumer in self.consumers if not consumer._closed]
         for consumer in consumers:
             consumer._limit.join(self._limit)
@@ -269,6 +285,7 @@ class Sharing:
 
 
 M = TypeVar("M", bound=AnyConsumer[Any])
+H = TypeVar("H", bound=ClaimedLease | Leader)
 
 #: Seconds.
 DEFAULT_HEARTBEAT_INTERVAL = 3.0
@@ -288,7 +305,7 @@ _OF_RANGES: Mapping[type[Mode], tuple[str, str]] = {
 }
 
 
-class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
+class Marshal(Watched, Sharing, Locking, OneProcess, WithBlock, Renamed):
     """One member of a group: claims partitions through the log, and keeps them with heartbeats.
 
     The constructor returns when the log is read to its end.
@@ -620,14 +637,16 @@ class Marshal(Watched, Sharing, OneProcess, WithBlock, Renamed):
         arguments.text("topic", topic)
         partition = arguments.a_whole("partition", partition, 0, arguments.MOST_PARTITION)
         timeout = arguments.seconds("timeout", timeout)
+        return self._get(serve_claim, ClaimedLease.release, topic, partition, timeout)
+
+    def _get(self, serve: Callable[..., H], undo: Callable[[H], object], *args: object) -> H:
+        """Have a thread of the library get a lease; it is released if it does not reach the caller."""
         self._check_open()
-        answer = self._driver.servants.ask(
-            serve_claim, self._driver, topic, partition, timeout, undo=ClaimedLease.release
-        )
+        answer = self._driver.servants.ask(serve, self._driver, *args, undo=undo)
         try:
-            lease = answer.wait()
-            lease._keeps = self
-            answer.receipt.out = True; return lease  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+            held = answer.wait()
+            held._keeps = self
+            answer.receipt.out = True; return held  # fmt: skip  # noqa: E702 - one line: nothing may come in between
         except BaseException:
             answer.receipt.left = True
             raise

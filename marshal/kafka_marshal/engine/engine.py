@@ -222,6 +222,7 @@ class Engine:
         How old others' heartbeats are is known with the next record of their CP, at the latest our own Tick (T3).
         """
         self.peers.caught_up(now)
+        self.leases.queues.seen_since = min(self.leases.queues.seen_since, now)
         self._unknown_time = {cp: at for cp, at in self._unknown_time.items() if cp in self.worlds}
         ask_at = now + self._rng.random() * FIRST_TICK_SHARE * self.settings.heartbeat_interval_ms
         for cp, world in self.worlds.items():

@@ -17,6 +17,7 @@ from kafka_marshal.engine.plane import Loss
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.guard import Guard
 from kafka_marshal.logs import Event, log
+from kafka_marshal.topic_names import is_lock, named
 
 #: Grants and releases become one line when none has come for QUIET_MS, at the latest after GATHER_MS.
 QUIET_MS = 250.0
@@ -26,6 +27,7 @@ GATHER_MS = 1_000.0
 AWAY_SHARE = 0.5
 
 _LOSS_MEANS = "Messages in flight are not committed by this process any more; the next holder may get them again"
+_LOSS_MEANS_LOCK = "Another member may have it: systems that check its token refuse what this process still writes"
 _AGAIN = "What was done since is done again, on the state of then"
 _AGAIN_FROM_CUT = "Others continue from its last cut: what was done since is done again, on the state of that cut"
 #: If no holder follows.
@@ -136,12 +138,13 @@ class Events:
         for note, partitions in notes:
             event, (topic, _), reason = note.event, note.key, note.reason
             level = logging.WARNING if event == Event.LOST else logging.INFO
-            usually = _AGAIN_FROM_CUT if note.has_cuts else _LOSS_MEANS
+            usually = _LOSS_MEANS_LOCK if is_lock(topic) else _AGAIN_FROM_CUT if note.has_cuts else _LOSS_MEANS
             means = f". {_LOSS_MEANS_TOO.get(reason, usually)}" if event == Event.LOST else ""
             why = f": {reason}{means}" if reason else ""
             numbers = sorted(partitions)
             keys = "" if note.keys is None else f" keys {note.keys[0]} to {note.keys[1]} of"
-            text = f"{note.words or event}{keys} {topic} [{spans(numbers)}]{why}"
+            place = named(topic, 0) if is_lock(topic) else f"{topic} [{spans(numbers)}]"
+            text = f"{note.words or event}{keys} {place}{why}"
             fields: dict[str, Any] = {"reason": reason} if reason else {}
             if note.keys is not None:
                 fields["keys"] = list(note.keys)

@@ -44,6 +44,7 @@ from kafka_marshal.runtime import Condition
 from kafka_marshal.snapshots.publisher import SnapshotKeeper
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import Difference
+from kafka_marshal.topic_names import is_lock
 from rationalizer import Progress, World
 from rationalizer.log_hash import LogHash
 
@@ -569,6 +570,6 @@ def progress_of_all(worlds: Mapping[int, World], group_id: str) -> dict[TopicPar
         for topic, partition, kept in () if group is None else group.all_progress():
             found[topic, partition] = kept.progress
         for lease in world.leases():
-            if lease.group_id == group_id:
+            if lease.group_id == group_id and not is_lock(lease.topic):
                 found[lease.topic, lease.partition] = lease.progress
     return found

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kafka_marshal.observe.checkpoint_history import CheckpointHistory
+from kafka_marshal.topic_names import is_lock, named
 from rationalizer import codes, route_group
 from rationalizer.groups.history import Assignments
 from rationalizer.history import End, Owners
@@ -77,6 +78,8 @@ class WorkerInstance:
     #: Its last claim or join, and the code of its refusal; "": it was accepted.
     claimed: Place = _NEVER
     refused: str = ""
+    #: What it claimed, if it waits for it.
+    waits_for: str = "a partition"
     #: That was a join: the group is a coordinated one.
     joins: bool = False
     #: Its heartbeat interval (ms); in a coordinated group half its session. 0: not known.
@@ -281,6 +284,8 @@ class Fold:
         run = self._run(message.group_id, message.client_id, message.instance_id)
         if place > run.claimed:
             run.claimed, run.joins, run.refused = place, is_join, "" if outcome.accepted else outcome.code
+            of_lock = not is_join and is_lock(message.topic)
+            run.waits_for = named(message.topic, message.partition) if of_lock else "a partition"
         run.interval_ms = (message.session_timeout_ms + 1) // 2 if is_join else message.heartbeat_interval_ms
 
     def _changed(self, world: World, outcome: Outcome, place: Place) -> bool:

@@ -20,6 +20,7 @@ from kafka_marshal.observe.rows import (
     state_of,
 )
 from kafka_marshal.observe.text import count, span, time_text
+from kafka_marshal.topic_names import is_lock
 from rationalizer.limits import MANY_HOLES, MAX_HOLES
 
 if TYPE_CHECKING:
@@ -84,6 +85,9 @@ def places(rows: Iterable[LeaseRow]) -> str:
                 runs[-1][1:] = [row.partition]
             else:
                 runs.append([row.partition])
+        if is_lock(topic):
+            found.append(topic)
+            continue
         listed = [*("-".join(map(str, run)) for run in runs[:_LISTED]), *parts][:_LISTED]
         found.append(f"{topic} {', '.join(listed)}" + (", …" if len(runs) + len(parts) > _LISTED else ""))
     return "; ".join(found)
@@ -420,7 +424,9 @@ def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
     if group.is_hold:
         yield from _without_checkpoint(group)
     for member in sorted(group.members, key=lambda member: member.badness):
-        holds = f"holds {count(len(member.leases), 'partition')} ({places(member.leases)})"
+        locks = sum(row.is_lock for row in member.leases)
+        amounts = (len(member.leases) - locks, "partition"), (locks, "lock")
+        holds = f"holds {' and '.join(count(*each) for each in amounts if each[0])} ({places(member.leases)})"
         where, stood_ms = _name(member), member.last_heard.stood_ms
         silence = silence_text(member.silence_ms, stood_ms)
         if member.is_hung:
@@ -469,7 +475,9 @@ def mixed_texts(group: GroupRow) -> list[str]:
     sides: list[tuple[set[str], set[str]]] = []
     for member in living:
         intervals.setdefault(member.heartbeat_interval_ms, []).append(member.client)
-        clients, topics = {member.client}, {row.topic for row in member.leases}
+        clients, topics = {member.client}, {row.topic for row in member.leases if not row.is_lock}
+        if not topics:
+            continue
         for side in [each for each in sides if each[1] & topics]:
             sides.remove(side)
             clients, topics = clients | side[0], topics | side[1]

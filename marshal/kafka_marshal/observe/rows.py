@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kafka_marshal.engine.work.topic_mark import POSITION_LOST
 from kafka_marshal.instance import Instance
 from kafka_marshal.observe.text import span
+from kafka_marshal.topic_names import is_lock
 from rationalizer import intervals
 from rationalizer.holes import first_open, lag_of
 from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
@@ -227,6 +228,11 @@ class LeaseRow:
     open: tuple[OpenMessages, ...] = ()
     #: Those that share it; then `client` is the one of them that was heard last.
     sharers: tuple[Sharer, ...] = ()
+
+    @property
+    def is_lock(self) -> bool:
+        """Whether it is a lease on a name, not on a partition."""
+        return is_lock(self.topic)
 
     @property
     def place(self) -> str:
@@ -451,8 +457,8 @@ class MemberRow:
 
 
 def partitions_of(rows: Iterable[LeaseRow]) -> int:
-    """The number of partitions; a shared one counts once."""
-    return len({(row.group, row.topic, row.partition) for row in rows})
+    """The number of partitions; a shared one counts once, a lock does not count."""
+    return len({(row.group, row.topic, row.partition) for row in rows if not row.is_lock})
 
 
 def partitions_held(rows: Iterable[LeaseRow]) -> int:
@@ -481,6 +487,7 @@ class WorkerRow:
     silence_ms: int
     #: Its last claim was refused: it repeats it, or is silent.
     waits: bool = False
+    waits_for: str = "a partition"
     #: Since it released the last partition it held (ms); None: it did not.
     released_ms: int | None = None
     #: Since an operator asked it to hand over (ms); None: no such request.
@@ -532,9 +539,9 @@ class WorkerRow:
         if self.refused:
             return f"the log rejected it: {self.refused}"
         if self.is_waiting:
-            return "waits for a partition"
+            return f"waits for {self.waits_for}"
         if self.waits:
-            return f"silent for {span(self.silence_ms)}; it waited for a partition"
+            return f"silent for {span(self.silence_ms)}; it waited for {self.waits_for}"
         if self.released_ms is not None:
             return f"released all it held {span(self.released_ms)} ago"
         return f"silent for {span(self.silence_ms)}; others took over what it held"
@@ -673,7 +680,7 @@ class GroupRow:
     @property
     def unheld(self) -> list[LeaseRow]:
         """Partitions without a live holder, unless the group is paused."""
-        return [] if self.is_paused else [row for row in self.leases if not row.held and not row.outage]
+        return [] if self.is_paused else [x for x in self.leases if not (x.held or x.outage or x.is_lock)]
 
     @property
     def is_paused(self) -> bool:

@@ -33,7 +33,7 @@ from kafka_marshal.observe.rows import DAY_MS, FOREIGN_COMMIT, NO_TOPIC, GroupRo
 from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts, with_checkpoints
 from kafka_marshal.observe.text import local_ms, names_of
 from kafka_marshal.ports import TailBatch
-from kafka_marshal.topic_names import snapshots_topic
+from kafka_marshal.topic_names import is_lock, snapshots_topic
 from rationalizer import Tick, encode, route_group
 from rationalizer.limits import STALE_AFTER_INTERVALS
 
@@ -283,7 +283,7 @@ class LiveView:
             info.topic
             for world in self.worlds.values()
             for info, _ in holdings(world)
-            if wanted is None or info.group_id in wanted
+            if (wanted is None or info.group_id in wanted) and not is_lock(info.topic)
         }
         for group in self.coordinated():
             if wanted is None or group.group_id in wanted:
@@ -401,6 +401,7 @@ class LiveView:
             run.instance,
             max(0, now_ms - run.last_at),
             waits=run.waits,
+            waits_for=run.waits_for,
             released_ms=ago(run.lost[0]) if run.released else None,
             asked_ms=ago(run.asked_at),
             refused=run.rejected,
@@ -454,6 +455,8 @@ class LiveView:
 
     def _row(self, cp: int, info: LeaseInfo, progress: Progress, now_ms: int, taking: _Taking | None) -> LeaseRow:
         low, high = self.data.marks.get((info.topic, info.partition), (None, None))
+        if is_lock(info.topic):
+            low = high = 0  # nothing is to be read
         key = (info.group_id, info.topic, info.partition, info.lo)
         # A record that moves a position or grants a lease is a heartbeat, too: neither happened after the last one.
         last_beat = info.last_beat or now_ms
@@ -596,6 +599,8 @@ class DataTopics:
     def why_stuck(self, info: LeaseInfo, progress: Progress) -> str:
         """Why no worker can read this partition; "": the topic shows no reason."""
         topic = self._topics.get(info.topic)
+        if is_lock(info.topic):
+            return ""
         if info.topic in self._hidden:
             return f"not to be seen by this user, if it is there. {grant('DESCRIBE', 'topic', [info.topic])}"
         if topic is None:

@@ -10,6 +10,7 @@ from kafka_marshal.engine.claims.client import ClaimsClient
 from kafka_marshal.engine.claims.keys import KeySource, ShareSource
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState, ManualLease
 from kafka_marshal.engine.claims.peers import Peers, vacant_since
+from kafka_marshal.engine.claims.queues import Queues
 from kafka_marshal.engine.effects import Outbox, Warn
 from kafka_marshal.engine.figures import Histogram
 from kafka_marshal.engine.holding import HandIn
@@ -67,6 +68,7 @@ class LeaseRecords:
         self.settings = settings
         self.outbox = outbox
         self.peers: Peers = Peers(settings, worlds)
+        self.queues: Queues = Queues(settings, self.peers)
         self.book: LeaseBook = LeaseBook(settings, outbox, rng)
         #: Consumer number → the source of its partitions.
         self.sources: dict[int, ClaimsClient] = {}
@@ -98,7 +100,7 @@ class LeaseRecords:
         """Claim a lease by hand, at once if that may succeed; else ``step`` does. Raises WrongKindError."""
         if self.is_coordinated:
             raise coordinated_group(self.settings.group_id)
-        manual = self.manual[key] = ManualLease(key, self.book, self.peers, self.outbox, self.settings.ids)
+        manual = self.manual[key] = ManualLease(key, self.book, self.queues, self.peers, self.outbox, self.settings.ids)
         manual.step(now)
         return manual
 
@@ -198,9 +200,11 @@ class LeaseRecords:
             self._own_claim_applied(cp, offset, key, None, message.heartbeat_interval_ms, outcome, outcome.epoch, now)
         if outcome.code == codes.OK:
             self.peers.granted(message.client_id, message.instance_id, key, now)
+            self.queues.granted(message.client_id, key)
             self._look_again(key)
         elif outcome.code == codes.HELD:
             self.peers.wished(message.client_id, key, now)
+            self.queues.asked(message.client_id, key, now)
             self._look_again(key)
         self._verify(key, now)
 

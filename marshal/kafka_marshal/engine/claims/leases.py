@@ -23,6 +23,7 @@ from random import Random
 from typing import TypeVar
 
 from kafka_marshal.engine.claims.peers import Peers
+from kafka_marshal.engine.claims.queues import Queues
 from kafka_marshal.engine.effects import Note, Outbox
 from kafka_marshal.engine.holding import HandIn, Holding, LastProof, Owner, Proof, Proofs
 from kafka_marshal.engine.inputs import given
@@ -510,7 +511,9 @@ class Acceptance:
 class ManualLease:
     """One lease that a user claimed by hand. Call it with the shell's lock held."""
 
-    def __init__(self, key: Key, book: LeaseBook, peers: Peers, outbox: Outbox, ids: tuple[str, str, str]) -> None:
+    def __init__(
+        self, key: Key, book: LeaseBook, queues: Queues, peers: Peers, outbox: Outbox, ids: tuple[str, str, str]
+    ) -> None:
         self.key = key
         self.lease: HeldLease = book.want(key, peers.cp_of(key), self, HeldLease)
         #: Why the last claim was rejected; "": no claim was rejected yet.
@@ -521,6 +524,7 @@ class ManualLease:
         #: The release that ended it; None: not applied yet, or the lease ended otherwise.
         self.hand_in: HandIn | None = None
         self._book = book
+        self._queues = queues
         self._peers = peers
         self._outbox = outbox
         self._ids = ids
@@ -598,11 +602,10 @@ class ManualLease:
         if self._peers.paused_until(lease.cp, now) is not None:
             self.refusal = codes.PAUSED
             return
-        first = not self._tried
-        if first or now >= min(self._next_try, self._peers.opens_at(self.key, now)):
+        if now >= self._queues.turn_at(self.key, now, self._next_try):
+            epoch = None if self._tried else self._peers.inherited.pop(self.key, None)
             self._next_try = now + lease.heartbeat_interval_ms
             self._tried = True
-            epoch = self._peers.inherited.pop(self.key, None) if first else None
             held = self._peers.lease(self.key)
             self._book.claim(lease, now, take_over=held is not None and held.held and held.epoch == epoch)
 
@@ -618,7 +621,7 @@ class ManualLease:
         pause_ends = self._peers.paused_until(lease.cp, now)
         if pause_ends is not None:
             return pause_ends
-        return max(now + 1, min(self._next_try, self._peers.opens_at(self.key, now)))
+        return max(now + 1, self._queues.turn_at(self.key, now, self._next_try))
 
     @given
     def beat(self, last_offset: int | None, now: float) -> Acceptance:

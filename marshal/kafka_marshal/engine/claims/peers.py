@@ -282,6 +282,15 @@ def vacant_since(peers: Peers, key: Key) -> float | None:
     return peers._free_since.get(key, peers._heard.get(key)) if key in peers.claimed else None
 
 
+def open_since(peers: Peers, key: Key, now: float) -> float:
+    """Since when (own clock, ms) a lease is open, or from when on it will be; −inf: it was never held."""
+    lease, cp = peers.lease(key), peers.cp_of(key)
+    if lease is None or not lease.held:
+        return peers._free_since.get(key, -inf)
+    age = peers._worlds[cp].log_time - lease.last_beat
+    return peers._goes_stale_at(key, lease.heartbeat_interval_ms, age, now, peers._moved.get(cp, now))
+
+
 def holders(peers: Peers) -> int:
     """How many members hold a lease. Any thread may call it, without the lock."""
     return len(peers._holdings)
