@@ -156,12 +156,12 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (3, 820),
     "checkpoints": (3, 590),
     "cli": (24, 7_870),
-    "client": (31, 10_910),
-    "engine": (58, 18_390),
-    "kafka_marshal": (14, 2_830),
+    "client": (32, 11_260),
+    "engine": (59, 18_470),
+    "kafka_marshal": (14, 2_840),
     "metrics": (6, 1_600),
-    "node": (17, 4_510),
-    "observe": (17, 5_900),
+    "node": (17, 4_520),
+    "observe": (17, 5_930),
     "pipeline": (21, 8_040),
     "rationalizer": (42, 10_030),
     "runner": (4, 620),
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (339, 104_570)
+MOST_OF_ALL = (341, 105_050)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

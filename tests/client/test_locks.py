@@ -19,6 +19,7 @@ from kafka_marshal import (
     aio,
 )
 from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.client import locks
 from kafka_marshal.node.coordination_topic import create_topic
 from tests.client.conftest import wait_until
 
@@ -259,7 +260,10 @@ def test_close_does_not_wait_for_ever_for_on_loss(place: Place, caplog: pytest.L
     assert calls.kinds == ["win", "loss"]
 
 
-def test_after_a_loss_it_campaigns_again_behind_those_that_wait(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_after_a_loss_it_campaigns_again_behind_those_that_wait(
+    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "EVICTED_INTERVALS", 0)
     a, b = place.member("a"), place.member("b")
     mine, others = Calls(a), Calls(b)
     leader = a.lead("s", on_win=mine.on_win, on_loss=mine.on_loss)
@@ -287,7 +291,20 @@ def test_after_a_loss_it_campaigns_again_behind_those_that_wait(place: Place, ca
     assert mine.kinds == ["win", "loss", "win", "loss"]
 
 
-def test_a_resignation_in_a_campaign_ends_it_and_calls_nothing(place: Place) -> None:
+def test_one_that_was_evicted_leaves_it_to_others_for_a_while(place: Place) -> None:
+    """C18: what hangs would have back at once what was taken from it."""
+    a, b = place.member("a"), place.member("b")
+    with a.lead("s") as leader:
+        take_away(a, "s")
+        wait_until(lambda: not leader.leading)
+        for _ in range(3):
+            with b.lock("s"):
+                assert ("lock:s", 0) not in a._driver.engine.leases.manual
+    assert not a._ending.leaders
+
+
+def test_a_resignation_in_a_campaign_ends_it_and_calls_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "EVICTED_INTERVALS", 0)
     a, b = place.member("a"), place.member("b")
     calls = Calls(a)
     leader = a.lead("s", on_win=calls.on_win, on_loss=calls.on_loss)

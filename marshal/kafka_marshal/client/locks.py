@@ -11,6 +11,8 @@ from kafka_marshal import arguments
 from kafka_marshal.client.closing import DEFAULT_TIMEOUT_S, calling
 from kafka_marshal.client.lease import ClaimedLease, serve_claim
 from kafka_marshal.client.one_process import OneProcess, WithBlock
+from kafka_marshal.engine.claims.client import EVICTED_INTERVALS
+from kafka_marshal.engine.plane import Loss
 from kafka_marshal.errors import ClaimTimeoutError, ConfigurationError, GroupPausedError, HeldError, LeaseLostError
 from kafka_marshal.guard import report
 from kafka_marshal.logs import log
@@ -150,6 +152,10 @@ class Leader(OneProcess, WithBlock):
         return self._resigned or self._driver.is_over or self._driver.engine.failure is not None
 
     def _win(self) -> bool:
+        if self._lease._manual.loss == Loss.EVICTED:  # others have it first (C18)
+            hi_s = self._driver.engine.settings.heartbeat_interval_ms / 1000
+            with self._driver.condition:
+                self._driver.lock.wait_for(self._is_ending, EVICTED_INTERVALS * hi_s)
         while not self._is_ending():
             try:
                 self._lease = serve_claim(self._is_ending, self._driver, self._lease.topic, 0, _AGAIN_S)
