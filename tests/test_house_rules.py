@@ -156,8 +156,8 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (3, 820),
     "checkpoints": (3, 590),
     "cli": (24, 7_870),
-    "client": (32, 11_260),
-    "engine": (59, 18_470),
+    "client": (32, 11_310),
+    "engine": (59, 18_520),
     "kafka_marshal": (14, 2_840),
     "metrics": (6, 1_600),
     "node": (17, 4_520),
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (341, 105_050)
+MOST_OF_ALL = (341, 105_140)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -488,10 +488,10 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.groups.checkpoints.member.Beginning": (16, 17),
     "kafka_marshal.engine.groups.checkpoints.member.MemberCheckpoints": (30, 22),
     "kafka_marshal.engine.groups.client.GroupClient": (29, 20),
-    "kafka_marshal.engine.groups.member.Membership": (28, 18),
+    "kafka_marshal.engine.groups.member.Membership": (29, 18),
     "kafka_marshal.engine.shares.consumer.SharedAssignment": (30, 7),
     "kafka_marshal.engine.work.assignment.Assignment": (41, 17),
-    "kafka_marshal.engine.work.consumer.ConsumerEngine": (32, 19),
+    "kafka_marshal.engine.work.consumer.ConsumerEngine": (33, 19),
     "kafka_marshal.engine.work.delivery.Delivery": (34, 14),
     "kafka_marshal.engine.work.lanes.Lanes": (41, 22),
     "kafka_marshal.engine.work.positions.Positions": (30, 9),

@@ -579,7 +579,7 @@ def test_help_and_reprs_say_what_there_is(marshal: Marshal, cluster: MemoryClust
             "pause",
             "poll",
         ),
-        *("lost_positions", "resume", "run", "seek", "stop", "stopping", "stuck", "transaction"),
+        *("lost_positions", "resume", "run", "seek", "stop", "stopping", "stuck", "subscribe", "transaction"),
         "unprocessed",
     }
 

@@ -381,7 +381,7 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "the last partition is not seen",
-        "update",
+        "_list",
         "self.partitions = tuple((name, p) for name, count in sorted(self._counts.items()) for p in range(count))",
         "self.partitions = tuple((name, p) for name, count in sorted(self._counts.items()) for p in range(count - 1))",
         "P9",

@@ -647,6 +647,10 @@ class Consumer(Renamed, Generic[C]):
         """Deliver messages of these partitions (None: of all) again."""
         await self._calls(self.sync.resume, partitions)
 
+    async def subscribe(self, topics: Sequence[str]) -> None:
+        """Read these topics in place of those before; as :meth:`kafka_marshal.Consumer.subscribe`."""
+        await self._calls(self.sync.subscribe, topics)
+
     async def seek(self, topic: str, partition: int, offset: int, *, force: bool = False) -> None:
         """Go forward to offset; as :meth:`kafka_marshal.Consumer.seek`."""
         await self._calls(self.sync.seek, topic, partition, offset, force=force)

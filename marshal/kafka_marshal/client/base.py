@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -197,14 +197,7 @@ class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Renamed, Generic[S]):
         self._unfetched: list[Self] = [handle]
         self._user: ref[Self] = ref(handle)
         self._enter(subscription, options.settings, count_partitions)
-        known = {topic for topic, _ in subscription.partitions}
-        for topic in sorted(subscription.names - known):
-            text = "topic %s does not exist (yet); this consumer waits for it"
-            log(logging.WARNING, "topic_missing", text, topic, topic=topic)
-        for pattern in subscription.patterns:
-            if not any(pattern.match(topic) for topic in known):
-                text = "no topic matches %s (yet); this consumer waits for one. (Internal topics never do.)"
-                log(logging.WARNING, "topic_missing", text, pattern.pattern, topic=pattern.pattern)
+        say_missing(subscription)
 
     def _enter(
         self, subscription: Subscription, settings: ConsumerSettings, count_partitions: CountPartitions | None
@@ -215,9 +208,7 @@ class AnyConsumer(ShowsCommitted, OneProcess, WithBlock, Renamed, Generic[S]):
         with driver.lock.locked() as engine:
             if settings.group is None and engine.leases.is_coordinated:
                 raise coordinated_group(engine.settings.group_id)
-            taken = [t for c in engine.consumers.values() for t in c.subscription.names if t in subscription.names]
-            if taken:
-                raise ConfigurationError(f"another consumer of this Marshal reads {taken[0]!r} already")
+            refuse_taken(engine.consumers.values(), subscription.names)
             if engine.groups or (settings.group is not None and engine.consumers):
                 raise ConfigurationError(
                     "this Marshal has a consumer already; a member of a coordinated group has one, and no claims "
@@ -482,6 +473,25 @@ def take_handle(consumer: C) -> C:
 
     close_if_dropped(handle, consumer._driver, lambda: consumer._closed, end)
     return handle
+
+
+def refuse_taken(consumers: Iterable[ConsumerEngine], names: Collection[str], own: object = None) -> None:
+    """Raises ConfigurationError if one of these, but our own, reads a topic of these names."""
+    taken = [name for x in consumers if x is not own for name in x.subscription.names if name in names]
+    if taken:
+        raise ConfigurationError(f"another consumer of this Marshal reads {taken[0]!r} already")
+
+
+def say_missing(subscription: Subscription) -> None:
+    """Warn of topics that do not exist, and of patterns that none matches."""
+    known = {topic for topic, _ in subscription.partitions}
+    for topic in sorted(subscription.names - known):
+        text = "topic %s does not exist (yet); this consumer waits for it"
+        log(logging.WARNING, "topic_missing", text, topic, topic=topic)
+    for pattern in subscription.patterns:
+        if not any(pattern.match(topic) for topic in known):
+            text = "no topic matches %s (yet); this consumer waits for one. (Internal topics never do.)"
+            log(logging.WARNING, "topic_missing", text, pattern.pattern, topic=pattern.pattern)
 
 
 def check_partitions(subscription: Subscription, keys: Iterable[Key]) -> None:

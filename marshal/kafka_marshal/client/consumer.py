@@ -15,12 +15,12 @@ from typing import Any, Unpack, cast, overload
 
 from kafka_marshal import arguments, ports
 from kafka_marshal.adapters.message import Message
-from kafka_marshal.client.base import check_partitions
+from kafka_marshal.client.base import check_partitions, refuse_taken, say_missing
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.committing import Transaction
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import RUN, Handler, RunOptions, RunSettings
-from kafka_marshal.client.options import takes
+from kafka_marshal.client.options import checked_topics, takes
 from kafka_marshal.client.parallel import carry_out, finish
 from kafka_marshal.client.tries import RunCall
 from kafka_marshal.engine.work.assignment import Run
@@ -509,6 +509,37 @@ class Consumer(FetchingConsumer["Consumer"]):
             if keys := self._take(self._engine.pause, wanted, paused):
                 reader = self._fetcher.reader
                 (reader.pause if paused else reader.resume)(keys)
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Read these topics in place of those before, while it runs: what is in both lists never stops.
+
+        ``topics``: names and ^patterns, all that it is to read from now on. Partitions of others are released as by
+        ``close()``: handlers finish what they have. New ones begin where ``start=`` says, as those of a new consumer.
+
+        Members of a coordinated group join again with these topics, and the group is rebalanced once.
+
+        Raises ConfigurationError for topics that can't be read, or that another consumer of this Marshal reads, and for
+        consumers that share partitions (by keys or batches), or take checkpoints; KafkaUnavailableError if Kafka does
+        not answer: the change holds all the same, and new topics are found as soon as it does.
+        """
+        settings = self._options.settings
+        names = checked_topics(topics, self._driver.replica.topic)
+        if any((settings.keys, settings.sharing, settings.shares_keys, settings.group and settings.group.checkpoints)):
+            raise ConfigurationError(
+                "subscribe() changes the topics of consumers with mode=Claims() and mode=Group(); this one names its "
+                "partitions, shares them by keys or batches, or takes checkpoints. Nothing was changed. Close it, and "
+                "make another one for the new topics: its partitions are handed over in order"
+            )
+        self._begin(None)
+        self._driver.call(self._carry_out_subscribe, names)
+
+    def _carry_out_subscribe(self, names: tuple[str, ...]) -> None:
+        driver, engine, subscription = self._driver, self._engine, self._engine.subscription
+        with driver.lock.locked():
+            refuse_taken(driver.engine.consumers.values(), names, engine)
+            self._take(engine.subscribe, names)
+        driver.upkeep.topics.add(engine.number, subscription)
+        say_missing(subscription)
 
     def seek(self, topic: str, partition: int, offset: int, *, force: bool = False) -> None:
         """Go forward to offset: everything below it is done already, in a sink that is ahead of the log.

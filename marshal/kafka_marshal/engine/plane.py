@@ -37,6 +37,9 @@ SURPLUS = "others are waiting and this member holds more than its share"
 #: Why a partition is released if we do not want it back.
 UNWANTED = "the policy of this member lets it go"
 
+#: Why a partition is released whose topic the program reads no more (``subscribe``).
+UNSUBSCRIBED = "the program reads other topics now"
+
 #: Why a partition is released although messages of it are in flight.
 OVERDUE = "what is in hand was not done in time"
 

@@ -15,25 +15,43 @@ class Subscription:
     A named topic may not exist yet. Patterns leave out Kafka's internal topics and our own coordination topics.
     """
 
+    names: frozenset[str]
+    patterns: tuple[re.Pattern[str], ...]
+    #: All known partitions, sorted.
+    partitions: tuple[Key, ...]
+    #: Topics that match and exist, and all named ones.
+    topics: frozenset[str]
+
     def __init__(self, topics: Iterable[str], coordination_topic: str) -> None:
-        wanted = list(dict.fromkeys(topics))
-        self.names: frozenset[str] = frozenset(topic for topic in wanted if not topic.startswith("^"))
-        self.patterns: tuple[re.Pattern[str], ...] = tuple(
-            re.compile(topic) for topic in wanted if topic.startswith("^")
-        )
         self._coordination = coordination_topic
         self._counts: dict[str, int] = {}
         self._ids: dict[str, str] = {}
         #: Topics whose current id is known: reported since they last appeared.
         self._told: set[str] = set()
-        #: All known partitions, sorted.
-        self.partitions: tuple[Key, ...] = ()
-        #: Topics that match and exist, and all named ones.
-        self.topics: frozenset[str] = self.names
         #: Partitions that were added since the first ``update``: they start at the earliest offset (P9).
         self.grown: set[Key] = set()
-        #: Whether ``update`` was called.
+        #: Whether ``update`` was called since the last ``change``.
         self.looked: bool = False
+        #: The names and patterns before that; None: it was looked, or there were none.
+        self._before: tuple[frozenset[str], tuple[re.Pattern[str], ...]] | None = None
+        self.names, self.patterns = frozenset(), ()
+        self.change(topics)
+
+    def change(self, topics: Iterable[str]) -> None:
+        """From now on it is these topics; ``update`` finds those that are new, which begin where ``start=`` says."""
+        if self.looked:
+            self._before, self.looked = (self.names, self.patterns), False
+        wanted = list(dict.fromkeys(topics))
+        self.names = frozenset(topic for topic in wanted if not topic.startswith("^"))
+        self.patterns = tuple(re.compile(topic) for topic in wanted if topic.startswith("^"))
+        # Ids stay: a topic that is recreated meanwhile must not pass for the old one (P11).
+        kept = [x for x in self._counts if x in self.names or any(pattern.match(x) for pattern in self.patterns)]
+        self._counts = {name: self._counts[name] for name in kept}
+        self._list()
+
+    def _list(self) -> None:
+        self.topics = frozenset(self._counts) | self.names
+        self.partitions = tuple((name, p) for name, count in sorted(self._counts.items()) for p in range(count))
 
     @property
     def pattern(self) -> str:
@@ -55,10 +73,13 @@ class Subscription:
 
     def matches(self, info: TopicInfo) -> bool:
         """Whether a name or pattern matches a topic."""
-        if info.name in self.names:
+        return self._match(info, self.names, self.patterns)
+
+    def _match(self, info: TopicInfo, names: frozenset[str], patterns: tuple[re.Pattern[str], ...]) -> bool:
+        if info.name in names:
             return True
         hidden = info.internal or info.name.startswith((self._coordination, "__"))
-        return not hidden and any(pattern.match(info.name) for pattern in self.patterns)
+        return not hidden and any(pattern.match(info.name) for pattern in patterns)
 
     def has(self, key: Key) -> bool:
         """Whether this partition is one of ``partitions``."""
@@ -85,6 +106,7 @@ class Subscription:
     def update(self, topics: Mapping[str, TopicInfo]) -> tuple[set[str], set[str]]:
         """Set the topics that the cluster has now. Returns the deleted topics, and the recreated ones."""
         first_look, self.looked = not self.looked, True
+        before, self._before = self._before, None
         found = {name: info for name, info in sorted(topics.items()) if self.matches(info)}
         gone = set(self._counts) - set(found)
         recreated: set[str] = set()
@@ -93,7 +115,7 @@ class Subscription:
             old_id = self._ids.get(name, "")
             if old_id and info.topic_id and old_id != info.topic_id:
                 recreated.add(name)
-            if old is None and not first_look:
+            if old is None and (self._match(info, *before) if before else not first_look):
                 self.grown.update((name, partition) for partition in range(info.partitions))
             elif old is not None and info.partitions > old:
                 self.grown.update((name, partition) for partition in range(old, info.partitions))
@@ -104,6 +126,5 @@ class Subscription:
         for name in gone:
             self._told.discard(name)
             del self._counts[name]  # keep its id: a recreated topic must not pass for the old one (P11)
-        self.topics = frozenset(self._counts) | self.names
-        self.partitions = tuple((name, p) for name, count in sorted(self._counts.items()) for p in range(count))
+        self._list()
         return gone, recreated

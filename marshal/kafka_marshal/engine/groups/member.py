@@ -149,6 +149,13 @@ class TopicReports:
         self._compared: tuple[int, int, object] | None = None
         self._lacked = False
 
+    def is_other(self, me: Member | None) -> bool:
+        """Whether we joined with other topics than we read by now (``Subscription.change``), and know the new ones."""
+        of_now = self.subscription
+        if me is None or not of_now.looked:
+            return False
+        return me.pattern != of_now.pattern or not (me.pattern or me.topics == of_now.names)
+
     def is_due(self, group: Group | None, me: Member | None, now: float) -> bool:
         """Whether to report now, after a jitter in which another member may report it. me: None: do not report.
 
@@ -327,7 +334,10 @@ class Membership:
         if is_first and (wait_ms := self._back_off_ms()):
             self._again_at = now + wait_ms
             return
-        token = self.send(
+        self.joining = Joining(self._send_join(now))
+
+    def _send_join(self, now: float) -> int:
+        return self.send(
             JoinGroup(
                 *self.settings.ids,
                 self.member_id,
@@ -340,7 +350,6 @@ class Membership:
             ),
             now,
         )
-        self.joining = Joining(token)
 
     def _back_off_ms(self) -> float:
         """How long (ms) a restart waits. Our replica does not know when the earlier instance joined."""
@@ -426,8 +435,12 @@ class Membership:
     # Topics.
 
     def report(self, now: float) -> None:
-        """Send a TopicsChanged, if it is due (G12)."""
-        if self._reports.is_due(self.group, None if self.leaving else self.me, now):
+        """Send a TopicsChanged, if it is due (G12); or join again (G11): we read other topics than we joined with."""
+        if not self.leaving and self._reports.is_other(self.me):
+            if now >= self._again_at:
+                self._again_at = now + self.interval_ms
+                self._send_join(now)
+        elif self._reports.is_due(self.group, None if self.leaving else self.me, now):
             self.send(TopicsChanged(*self.settings.ids, self.member_id, self._reports.subscription.counts()), now)
 
     # Leaving.

@@ -15,7 +15,7 @@ from kafka_marshal.engine.effects import Call, Callback, CloseProducer, Outbox, 
 from kafka_marshal.engine.figures import MessageTotals
 from kafka_marshal.engine.holding import Holding, Owner
 from kafka_marshal.engine.inputs import given
-from kafka_marshal.engine.plane import HUNG, PartitionSource, Settles
+from kafka_marshal.engine.plane import HUNG, UNSUBSCRIBED, PartitionSource, Settles
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Origin, Run, Stage, stable_of
@@ -304,6 +304,15 @@ class ConsumerEngine:
             assignment.enter(Stage.ACTIVE)
         elif assignment.stage is Stage.REVOKING:
             self.revocation.try_finish(assignment, now)
+
+    @given
+    def subscribe(self, topics: tuple[str, ...], now: float) -> None:
+        """Read these topics in place of others. Partitions of those are released; what stays never stops."""
+        self.subscription.change(topics)
+        if self.settings.group is None:  # else the group takes them away, once we have joined with these topics
+            for key in [key for key in self.assignments if not self.subscription.has(key)]:
+                self.let_go(key, UNSUBSCRIBED, now)
+        self.source.look_again()
 
     def let_go(self, key: Key, why: str, now: float) -> None:
         """The source wants a partition released; why is "": no longer."""
