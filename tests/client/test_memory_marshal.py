@@ -106,7 +106,7 @@ def test_each_mode_works_and_is_taken_over_after_a_kill(memory_marshal: MemoryKa
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_killed_worker_reports_nothing_begins_nothing_and_releases_nothing(
-    memory_marshal: MemoryKafka, how: str
+    memory_marshal: MemoryKafka, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun, gate = threading.Event(), threading.Event()
 
@@ -119,10 +119,12 @@ def test_a_killed_worker_reports_nothing_begins_nothing_and_releases_nothing(
     memory_marshal.produce("orders", *"abc", key="k")
     worker = memory_marshal.start(program.work)
     memory_marshal.wait_until(begun.is_set)
+    caplog.clear()
     worker.kill()
     gate.set()
     worker._thread.join(20)
     assert not worker._thread.is_alive()
+    assert [line for line in caplog.messages if "Killed" in line or "run() ends" in line] == []
     assert program.values in ([], [b"a"]), "the handler that ran may return"
     assert memory_marshal.committed(GROUP, "orders") == {0: 0}
     [held] = memory_marshal.admin.progress(GROUP)

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kafka_marshal import arguments
@@ -18,9 +19,10 @@ from kafka_marshal.adapters.opening import announced
 from kafka_marshal.admin import Admin
 from kafka_marshal.client.closing import cut_off
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.logs import LOGGER
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.life import place_of
-from kafka_marshal.testing.stoppable import Doing, Killed, StoppableRuntime, Time
+from kafka_marshal.testing.stoppable import Doing, Killed, StoppableRuntime, Time, is_of_the_living
 from kafka_marshal.types import T
 
 if TYPE_CHECKING:
@@ -56,7 +58,8 @@ class MemoryWorker:
         self._clients: list[str] = []
         #: Of a coroutine function.
         self._task: asyncio.Task[None] | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        run = partial(self._runtime.run, self._run)
+        self._thread = threading.Thread(target=run, name=name, daemon=True)
         kafka._stack.enter_context(announced(self.bootstrap_servers, self._open_cluster))
 
     def _open_cluster(self, _: Mapping[str, object]) -> MemoryCluster:
@@ -147,6 +150,10 @@ class MemoryWorker:
         self._raise()
 
     @property
+    def _is_open(self) -> bool:
+        return any(driver.lock.started for driver in list(self._runtime.drivers))
+
+    @property
     def _place(self) -> str:
         return place_of(self._thread.ident)
 
@@ -174,6 +181,8 @@ class MemoryKafka:
         self._broker.clock = self._time.of_day_ms
         #: Clients of killed workers: nothing of them arrives.
         self._dead: set[str] = set()
+        LOGGER.addFilter(is_of_the_living)
+        self._stack.callback(LOGGER.removeFilter, is_of_the_living)
         self._broker.faults.append = self._broker.faults.request = self._fate
         self._test = MemoryWorker(self, "test", lambda _: None, ())
         #: The test itself comes last.
@@ -222,13 +231,17 @@ class MemoryKafka:
     def start(self, work: Callable[..., object], *given: object, name: str = "") -> MemoryWorker:
         """Run ``work(bootstrap_servers, *given)`` as a worker: your function that makes a Marshal.
 
-        It runs in a thread, a coroutine function in its own event loop. name: for people.
+        It runs in a thread, a coroutine function in its own event loop. Returns when a Marshal of it is open, after a
+        second at the latest. name: for people.
         """
         if not callable(work):
             raise arguments.wrong("work", "a function that takes (bootstrap_servers)", work)
         worker = MemoryWorker(self, name or f"worker-{len(self._workers)}", work, given)
         self._workers.insert(-1, worker)
         worker._thread.start()
+        until = time.monotonic() + END_S
+        while worker.is_alive and not worker._is_open and time.monotonic() < until:
+            time.sleep(LOOK_S)
         return worker
 
     def wait_until(self, condition: Callable[[], T], timeout: float = 10.0, what: str = "") -> T:

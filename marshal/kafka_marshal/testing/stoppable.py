@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from enum import Enum, auto
 
 from kafka_marshal.node.driver import Driver
@@ -93,9 +94,22 @@ class StoppableRuntime(MachineRuntime):
     def start(self, target: Callable[[], object], name: str) -> threading.Thread:
         if isinstance(driver := getattr(target, "__self__", None), Driver):
             self.drivers.append(driver)
+        return super().start(lambda: self.run(target), name)
 
-        def run() -> None:
-            with suppress(Killed):
-                target()
+    def launch(self, target: Callable[[], object], name: str) -> None:
+        super().launch(lambda: self.run(target), name)
 
-        return super().start(run, name)
+    def run(self, target: Callable[[], object]) -> None:
+        """Call it in a thread of this worker."""
+        _mine.set(self)
+        with suppress(Killed):
+            target()
+
+
+_mine: ContextVar[StoppableRuntime | None] = ContextVar("_mine", default=None)
+
+
+def is_of_the_living(record: object) -> bool:
+    """A filter of log lines: a worker that was killed writes none."""
+    runtime = _mine.get()
+    return runtime is None or runtime.state is not Doing.KILLED
