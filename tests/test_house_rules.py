@@ -167,7 +167,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "runner": (4, 620),
     "sinks": (7, 2_800),
     "snapshots": (5, 1_030),
-    "testing": (39, 11_580),
+    "testing": (39, 11_610),
     "ui": (10, 4_350),
     "watchdog": (3, 940),
 }
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (341, 105_140)
+MOST_OF_ALL = (341, 105_180)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -258,7 +258,7 @@ class MemoryKafka:
     def wait_until_done(self, topic: str, group_id: str, timeout: float = 10.0) -> None:
         """Wait until the group has done, or set aside, all messages of a topic, and reported it: no crash repeats them.
 
-        Members report at once, not with their next heartbeats. Fails as ``wait_until`` does.
+        Members report at once, not with their next heartbeats, or take a checkpoint. Fails as ``wait_until`` does.
         """
         report_at = 0.0
 
@@ -269,6 +269,10 @@ class MemoryKafka:
             for driver in self._running():
                 with driver.lock.locked() as engine:
                     engine.take(None, engine.last_words, driver.now_ms())
+                consumers: list[Any] = list(driver.lock.ports.values())
+                for consumer in consumers:
+                    if consumer._engine.source.takes_checkpoints:
+                        consumer.checkpoint()  # progress moves with it only
             report_at = time.monotonic() + REPORT_S
             return self._is_done(topic, group_id)
 
