@@ -19,7 +19,10 @@ import pytest
 import yaml
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from kafka_marshal.cli.work import work
 from kafka_marshal.client.closing import CLOSE_TIMEOUT_S
+from kafka_marshal.client.handling import DRAIN_TIMEOUT_S
+from kafka_marshal.runner.parent import GOODBYE_S
 from kafka_marshal.testing.layout import free_ports
 from kafka_marshal.testing.plugin import CoordinationTopic, TopicFactory
 from tests.client.conftest import wait_until
@@ -84,15 +87,30 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     in_file = set(re.findall(r"^(\w+)=", (DEPLOY / "systemd" / "worker.env").read_text(), re.MULTILINE))
     assert set_here | in_file == ASKED - {"KAFKA_CONFIG", "METRICS_HOST"}
     assert int(re.findall(r"TimeoutStopSec=(\d+)", text)[0]) > CLOSE_TIMEOUT_S
+    assert complaints(UNIT, tmp_path) == []
+
+
+def test_systemd_takes_the_unit_of_the_command(tmp_path: Path) -> None:
+    unit = UNIT.with_name("kafka-marshal-work.service")
+    text = unit.read_text(encoding="utf-8")
+    given = set(re.findall(r"--[\w-]+", re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)[0]))
+    assert given <= {name for parameter in work.params for name in parameter.opts}
+    assert int(re.findall(r"TimeoutStopSec=(\d+)", text)[0]) > DRAIN_TIMEOUT_S + GOODBYE_S
+    assert complaints(unit, tmp_path) == []
+
+
+def complaints(unit: Path, folder: Path) -> list[str]:
+    """Of systemd, about a unit."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not on PATH")
-    unit = tmp_path / UNIT.name
-    unit.write_text(text.replace("/opt/kafka-marshal/bin/python", sys.executable))  # it has to be there
-    one = unit.with_name(unit.name.replace("@", "@1"))
-    one.symlink_to(unit)
+    copy = folder / unit.name
+    text = unit.read_text(encoding="utf-8")  # what it runs has to be there
+    copy.write_text(re.sub(r"/opt/kafka-marshal/bin/\S+", sys.executable, text).replace("/opt/kafka-marshal\n", "/\n"))
+    one = copy.with_name(copy.name.replace("@", "@1"))
+    if one != copy:
+        one.symlink_to(copy)
     done = subprocess.run(["systemd-analyze", "verify", str(one)], capture_output=True, text=True, check=False)
-    complaints = [line for line in done.stderr.splitlines() if "kafka-marshal" in line]
-    assert complaints == []
+    return [line for line in done.stderr.splitlines() if "kafka-marshal" in line]
 
 
 @pytest.fixture

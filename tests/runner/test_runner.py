@@ -235,6 +235,75 @@ def test_reload_starts_again_when_a_file_changes_and_a_mistake_waits_for_the_nex
     assert "has ended" not in runner.said()
 
 
+FAILING = """
+import kafka_marshal.client.marshal
+from kafka_marshal import errors
+
+def handle(message): ...
+
+def fail(*_, **__):
+    raise errors.{0}("no way")
+
+kafka_marshal.client.marshal.Marshal = fail
+"""
+
+
+def command(folder: Path, source: str, *more: str, **settings: Any) -> subprocess.Popen[Any]:
+    """The command, with a broker that is not there."""
+    (folder / "app.py").write_text(source)
+    argv = [sys.executable, "-m", "kafka_marshal", "work", "app:handle", "--bootstrap", "localhost:1"]
+    argv += ["--name", "w", "--group", "g", "--topics", "t", "--no-watchdog", *more]
+    return subprocess.Popen(argv, cwd=folder, **settings)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        ("AuthenticationError", 3),
+        ("AuthorizationError", 3),
+        ("TopicMissingError", 1),
+        ("TopicUnsafeError", 1),
+        ("ConfigurationError", 2),
+    ],
+)
+def test_what_every_process_would_meet_ends_all(error: str, status: int, tmp_path: Path) -> None:
+    process = command(tmp_path, FAILING.format(error), stdout=subprocess.PIPE, text=True)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == status, said
+    assert "w-1 can't work: no way. Nor could another process: all are ended" in said
+    assert "Traceback" not in said
+
+
+def test_an_outage_of_kafka_is_waited_for(tmp_path: Path) -> None:
+    source = FAILING.format("KafkaUnavailableError")
+    with command(tmp_path, source, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = "".join(line for _, line in zip(range(4), process.stdout, strict=False))
+        assert [float(wait) for wait in re.findall("is started again in ([0-9.]+) s", said)] == [0.5, 1.0]
+        process.terminate()
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+
+
+def test_a_terminal_has_a_line_of_progress(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    process = command(tmp_path, HANDLE, "--processes", "2", stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    said = b""
+    while b"\r\x1b[K0 of 2 ready, 0 messages/s, lag 0, 0 restarts" not in said:
+        said += os.read(ours, 10_000)
+    process.terminate()
+    assert process.wait(60) == 0
+    os.close(ours)
+
+
+def test_without_a_reader_of_its_lines_it_ends(tmp_path: Path) -> None:
+    process = command(tmp_path, FAILING.format("KafkaUnavailableError"), stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(60) == 141
+
+
 ILL = (
     HANDLE
     + """

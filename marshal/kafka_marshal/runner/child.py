@@ -122,12 +122,13 @@ def _work(
 def _report(marshal: Marshal, say: Callable[..., None], shown: bool) -> None:
     """Report to the parent how this member is; shown: with figures for a terminal."""
     with suppress(errors.ClosedError, BrokenPipeError):  # it ends already; the parent is gone
-        port = marshal.serve(0).port
+        port, is_ill = marshal.serve(0).port, False
         while not (health := marshal.health()).closed:
             figures = {}
             if shown:
                 found = marshal.metrics()
                 figures["done"] = sum(one.processed for one in found.messages)
                 figures["lag"] = sum(one.lag or 0 for one in found.partitions)
-            say(port=port, live=not health.needs_restart, ready=health.ready, text=str(health), **figures)
+            was_ill, is_ill = is_ill, health.needs_restart  # twice, as it may end by itself with a better reason
+            say(port=port, live=not (is_ill and was_ill), ready=health.ready, text=str(health), **figures)
             time.sleep(EVERY_S)

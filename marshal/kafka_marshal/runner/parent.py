@@ -77,7 +77,7 @@ class Child:
             ours.sendall(packed)
 
     def _read_facts(self, process: socket.socket, facts: dict[str, Any]) -> None:
-        with process, suppress(OSError):
+        with process, suppress(OSError, ValueError):  # it was killed, perhaps within a line
             for line in process.makefile():
                 facts.update(json.loads(line))
                 self._silent = 0
@@ -94,10 +94,7 @@ class Child:
             return None
         self._reader.join(ANSWER_S)  # what it said last
         self.process = None
-        if self.end_by < math.inf:
-            self.due = 0.0  # as planned: at once
-        else:
-            self.postpone()
+        self.postpone()
         return status
 
     def end(self, within_s: float) -> None:
@@ -199,7 +196,7 @@ class Parent:
             try:
                 sys.stdout.write(text)
                 sys.stdout.flush()
-            except OSError:
+            except (OSError, ValueError):
                 self._signals += [] if self._signals else [signal.SIGPIPE]
 
     # What it answers.
@@ -225,6 +222,8 @@ class Parent:
     def run(self) -> int:
         """Until SIGTERM or SIGINT, or until no process can ever work; returns the exit status (*blocking*)."""
         port, host = self.worker.port, self.worker.host
+        with suppress(AttributeError):  # what it can't encode must not end it
+            sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         server = None if port is None else Server(port, host, self.answer, "Nothing was started")
         numbers = (signal.SIGTERM, signal.SIGINT)
         before = {number: signal.signal(number, lambda got, _: self._signals.append(got)) for number in numbers}
@@ -278,7 +277,9 @@ class Parent:
             self._kill_late(child)
         elif "refused" in child.facts:
             return self._refused(child)
-        elif not is_planned:
+        elif is_planned:
+            child.due = 0.0 if self.worker.reload else child.due
+        else:
             how = f"signal {-status}" if status < 0 else f"status {status}"
             wait = f"it is started again in {max(0.0, child.due - time.monotonic()):.1f} s"
             text = f"{child.name} has ended ({how}). What was in flight comes again; {wait}"
@@ -313,7 +314,7 @@ class Parent:
                 if len(self._signals) > before:
                     child.end_by = 0.0
                 self._kill_late(child)
-                worst = 1 if child.ended() else worst
+                worst = 1 if child.ended() not in (None, 0, -signal.SIGTERM) else worst  # by it: not begun yet
             time.sleep(LOOK_S / 2)
         return worst
 
