@@ -178,6 +178,31 @@ def test_requests_that_are_repeated_do_not_win_out_of_turn(apart_ms: float) -> N
     assert net.now >= opens_at + 0.8 * TURN
 
 
+def test_a_free_lock_is_no_partition_without_a_holder_in_the_figures() -> None:
+    net = Net(cps=1)
+    a = net.member("a")
+    for _ in range(2):
+        manual = ask(a)
+        net.run_until(partial(getattr, manual, "is_proven"), HI)
+        give_back(a, manual)
+        net.run(20 * HI)
+    assert a.engine.leases.claim_times.read().count == 2
+    assert a.engine.leases.gaps.read().count == 0
+
+
+def test_members_wait_for_the_end_of_a_pause_and_one_wins_then() -> None:
+    net = Net(cps=1)
+    (a, *_), (first, second, third) = queue_of(net, "abc")
+    net.pause(4 * HI)
+    net.run(3 * HI)
+    assert first.loss, "its beats were rejected"
+    assert second.refusal == "PAUSED"
+    assert a.clock() >= first.lease.hand_out_until
+    net.run_until(lambda: second.is_proven or third.is_proven, 3 * HI)
+    net.run(HI)
+    assert second.is_proven != third.is_proven
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_turns_are_those_of_the_log_whatever_members_do(seed: int) -> None:
     """Only a request that was under way when the lock fell free passes others; and there is one holder at a time."""

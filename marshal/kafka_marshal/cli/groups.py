@@ -271,7 +271,7 @@ _MEMBERS = Rows[_Member](
     Field("pattern", lambda row: getattr(row.found, "pattern", None) or None),
     Field("topics", lambda row: None if row.found is None else sorted(row.found.topics)),
     "state silence_ms",
-    Field("partitions", lambda row: len(row.leases), Column("partitions", right=True)),
+    Field("partitions", lambda row: sum(not x.is_lock for x in row.leases), Column("partitions", right=True)),
     Field("", column=Column("lag", right=True), cell=lambda row: lag_cell(row.leases) if row.leases else "-"),
     Field(
         "",

@@ -19,6 +19,7 @@ from kafka_marshal.engine.plane import DRAINED, Loss, Settles
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import ClientReplacedError, coordinated_group
+from kafka_marshal.topic_names import is_lock
 from kafka_marshal.types import Key
 from rationalizer import (
     ClaimingMessages,
@@ -246,7 +247,7 @@ class LeaseRecords:
         """Our claim was granted: record how long it took, and how long the partition had no live holder."""
         if (sent_at := lease.pending.claim_sent_at) is not None:
             self.claim_times.observe((now - sent_at) / 1000)
-        if (since := vacant_since(self.peers, lease.key)) is not None:
+        if not is_lock(lease.key[0]) and (since := vacant_since(self.peers, lease.key)) is not None:
             self.gaps.observe(max(0.0, now - since) / 1000)
 
     def _takeover_applied(
