@@ -21,9 +21,10 @@ from kafka_marshal import (
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.client import locks
 from kafka_marshal.node.coordination_topic import create_topic
+from rationalizer import ReleasingPartition, encode
 from tests.client.conftest import wait_until
 
-HI_S = 3.0
+HI_S = 1.5
 
 
 class Place:
@@ -97,8 +98,6 @@ class Calls:
 
 def take_away(holder: Marshal, name: str) -> None:
     """Have the log show a release that it did not send (C18)."""
-    from rationalizer import ReleasingPartition, encode
-
     lease = holder._driver.engine.book.leases[f"lock:{name}", 0]
     record = ReleasingPartition(*holder._driver.engine.settings.ids, f"lock:{name}", 0, lease.epoch, None)
     holder._driver.cluster.broker.produce("__marshal", 0, encode(record))  # type: ignore[attr-defined]
@@ -301,6 +300,20 @@ def test_one_that_was_evicted_leaves_it_to_others_for_a_while(place: Place) -> N
             with b.lock("s"):
                 assert ("lock:s", 0) not in a._driver.engine.leases.manual
     assert not a._ending.leaders
+
+
+def test_one_that_is_asked_to_hand_over_does_and_campaigns_no_more(place: Place) -> None:
+    a, b = place.member("a"), place.member("b")
+    calls = Calls(a)
+    leader = a.lead("s", on_win=calls.on_win, on_loss=calls.on_loss)
+    token = leader.token
+    wait_until(lambda: calls.kinds == ["win"])
+    place.cluster.broker.produce("__marshal", 0, encode(ReleasingPartition("i", "a", "g", "lock:s", 0, token, None)))
+    with b.lead("s", timeout=20):
+        assert calls.kinds == ["win", "loss"]
+    wait_until(lambda: not a._ending.leaders)
+    with pytest.raises(LeaseLostError, match="hands over"):
+        _ = leader.token
 
 
 def test_a_resignation_in_a_campaign_ends_it_and_calls_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,15 +88,15 @@ class Leader(OneProcess, WithBlock):
     @property
     def leading(self) -> bool:
         """Whether this process certainly leads, by its own clock. If not, do not begin anything in its name."""
-        return not (self._resigned or self._driver.is_over) and self._lease.valid
+        return not self._is_ending() and self._lease.valid
 
     @property
     def token(self) -> int:
         """The fencing token of this term; it grows with each term. Raises LeaseLostError unless it certainly leads."""
         lease = self._lease
-        if self._resigned or self._driver.is_over:
-            what = "was resigned" if self._resigned else "has ended with its Marshal"
-            raise LeaseLostError(f"{named(lease.topic, 0)}: this leadership {what}. End the work that was under it")
+        if self._is_ending():
+            why = "resigned" if self._resigned else "over, as its Marshal has ended, or hands over"
+            raise LeaseLostError(f"{named(lease.topic, 0)}: this leadership is {why}. End the work that was under it")
         lease.require()
         return lease.epoch
 
@@ -149,7 +149,8 @@ class Leader(OneProcess, WithBlock):
                 self._driver.condition.notify_all()
 
     def _is_ending(self) -> bool:
-        return self._resigned or self._driver.is_over or self._driver.engine.failure is not None
+        engine = self._driver.engine
+        return self._resigned or self._driver.is_over or engine.failure is not None or engine.leases.draining
 
     def _win(self) -> bool:
         if self._lease._manual.loss == Loss.EVICTED:  # others have it first (C18)
