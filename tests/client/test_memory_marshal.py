@@ -257,7 +257,7 @@ def test_a_failure_that_no_line_of_the_test_has_seen_fails_it_at_its_end(how: st
 
 
 def test_a_handler_that_hangs_is_named_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_marshal.testing.memory.END_S", 0.01)
+    monkeypatch.setattr("kafka_marshal.testing.memory.PATIENCE_S", 0.01)
     kafka, gate, begun = MemoryKafka(), threading.Event(), threading.Event()
 
     def work(bootstrap_servers: str) -> None:

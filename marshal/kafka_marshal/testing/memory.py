@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 #: Waits check their condition this often, and have members report what is done that often (s).
 LOOK_S, REPORT_S = 0.002, 0.02
-#: What is waited for this long when nothing else says how long (s): the threads of workers, at the end of a test.
-END_S = 1.0
+#: The longest wait (s) for a worker that opens its Marshal or ends, and for members to do what is due by then.
+PATIENCE_S = 5.0
 #: Time is put forward by this part of a heartbeat interval at a time, so that living members keep their leases.
 STEPS_PER_INTERVAL = 8
 
@@ -231,15 +231,15 @@ class MemoryKafka:
     def start(self, work: Callable[..., object], *given: object, name: str = "") -> MemoryWorker:
         """Run ``work(bootstrap_servers, *given)`` as a worker: your function that makes a Marshal.
 
-        It runs in a thread, a coroutine function in its own event loop. Returns when a Marshal of it is open, after a
-        second at the latest. name: for people.
+        It runs in a thread, a coroutine function in its own event loop. Returns when a Marshal of it is open, or after
+        five seconds. name: for people.
         """
         if not callable(work):
             raise arguments.wrong("work", "a function that takes (bootstrap_servers)", work)
         worker = MemoryWorker(self, name or f"worker-{len(self._workers)}", work, given)
         self._workers.insert(-1, worker)
         worker._thread.start()
-        until = time.monotonic() + END_S
+        until = time.monotonic() + PATIENCE_S
         while worker.is_alive and not worker._is_open and time.monotonic() < until:
             time.sleep(LOOK_S)
         return worker
@@ -308,7 +308,7 @@ class MemoryKafka:
             drivers = self._running()
             interval = min((x.engine.settings.heartbeat_interval_ms / 1000 for x in drivers), default=end)
             self._time.added = min(end, self._time.added + interval / STEPS_PER_INTERVAL)
-            until, is_settled = time.monotonic() + END_S, False
+            until, is_settled = time.monotonic() + PATIENCE_S, False
             while not is_settled and time.monotonic() < until:
                 self._wake()  # each time: a thread may have read the clock before, and wait since
                 time.sleep(LOOK_S / 10)
@@ -324,7 +324,7 @@ class MemoryKafka:
         """Kill all workers. Fails with the error of a worker that the test has not seen."""
         for worker in self._workers:
             worker._end()
-        until = time.monotonic() + END_S
+        until = time.monotonic() + PATIENCE_S
         for worker in self._workers[:-1]:
             worker._thread.join(max(0.0, until - time.monotonic()))
             if worker._thread.is_alive():
