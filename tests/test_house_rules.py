@@ -156,9 +156,9 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (3, 820),
     "checkpoints": (3, 590),
     "cli": (24, 7_870),
-    "client": (32, 11_310),
-    "engine": (59, 18_520),
-    "kafka_marshal": (14, 2_840),
+    "client": (33, 11_710),
+    "engine": (59, 18_610),
+    "kafka_marshal": (14, 2_850),
     "metrics": (6, 1_600),
     "node": (17, 4_520),
     "observe": (17, 5_930),
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (341, 105_180)
+MOST_OF_ALL = (342, 105_670)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -478,6 +478,7 @@ MOST_ATTRIBUTES = 15
 LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.adapters.kafka.cluster.KafkaCluster": (30, 15),
     "kafka_marshal.adapters.memory.cluster.MemoryCluster": (28, 4),
+    "kafka_marshal.client.attempt.Attempt": (14, 16),
     "kafka_marshal.client.base.AnyConsumer": (33, 14),
     "kafka_marshal.client.consumer.Consumer": (29, 1),
     "kafka_marshal.client.fetching.FetchingConsumer": (28, 10),
@@ -493,7 +494,8 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.work.assignment.Assignment": (41, 17),
     "kafka_marshal.engine.work.consumer.ConsumerEngine": (33, 19),
     "kafka_marshal.engine.work.delivery.Delivery": (34, 14),
-    "kafka_marshal.engine.work.lanes.Lanes": (41, 22),
+    "kafka_marshal.engine.work.lane.Lane": (2, 16),
+    "kafka_marshal.engine.work.lanes.Lanes": (46, 23),
     "kafka_marshal.engine.work.positions.Positions": (30, 9),
     "kafka_marshal.engine.work.run.Run": (29, 24),
     "kafka_marshal.engine.work.tracker.Tracker": (28, 10),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kafka_marshal.client.group_consumer import GroupConsumer, MemberPiece
     from kafka_marshal.client.handling import Hooks, Retry
     from kafka_marshal.client.health import Health
+    from kafka_marshal.client.in_batches import MessagesFailedError
     from kafka_marshal.client.lease import ClaimedLease
     from kafka_marshal.client.locks import Leader
     from kafka_marshal.client.marshal import Marshal
@@ -113,6 +114,7 @@ __all__ = [
     "MaxClaims",
     "MemberPiece",
     "Message",
+    "MessagesFailedError",
     "Metrics",
     "Move",
     "OffsetRange",
@@ -162,6 +164,7 @@ _LATER = {
     "client.dead_letters": "DeadLetter mark_repeats",
     "client.group_consumer": "GroupConsumer MemberPiece",
     "client.handling": "Hooks Retry",
+    "client.in_batches": "MessagesFailedError",
     "client.health": "Health",
     "client.lease": "ClaimedLease",
     "client.locks": "Leader",

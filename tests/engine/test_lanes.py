@@ -379,9 +379,12 @@ class Model:
 
     KEYS = (b"a", b"b", b"c", None)
 
-    def __init__(self, seed: int, order: Order) -> None:
+    def __init__(self, seed: int, order: Order, batch: int = 1) -> None:
         self.rng = rng = Random(seed)
         self.order = order
+        #: A handler has up to this many messages of one key at a time.
+        self.batch = batch
+        self.batches = 0
         self.bench = Bench(order)
         offset, self.log = 0, []
         for _ in range(40):
@@ -392,6 +395,9 @@ class Model:
         self.ended: set[int] = set()
         #: For each handler: its lane and message, and the run and assignment that it began under.
         self.running: list[tuple[Lane, Message, RunCall, Assignment]] = []
+        #: Lane → the number of its batch; and batches whose handlers have returned.
+        self.batch_of: dict[Lane, int] = {}
+        self.returned: set[int] = set()
         #: Queue entries of this run's workers, and of older ones.
         self.queue: list[tuple[Lane, RunCall]] = []
         self.assign()
@@ -427,16 +433,44 @@ class Model:
         assert call is self.bench.call, "a worker of an older run has begun something"
         assert not lane.assignment.over
         assert self.now < lane.assignment.lease.hand_out_until
-        assert all(self.lane_of(other) != mine for _, other, _, _ in self.running), f"{message} has not waited"
+        with_handlers = [x for each, x, _, _ in self.running if self.batch_of.get(each) not in self.returned]
+        assert all(self.lane_of(other) != mine for other in with_handlers), f"{message} has not waited"
         before = [x for x in self.log if self.lane_of(x) == mine and offset_of(x) < offset_of(message)]
         assert {offset_of(x) for x in before} <= self.ended, f"{message} has overtaken another one"
         self.running.append((lane, message, call, lane.assignment))
+        if self.batch > 1:
+            self.begin_along(lane, message, call)
+
+    def begin_along(self, lane: Lane, message: Message, call: RunCall) -> None:
+        """More messages of the same key, for the same handler."""
+        self.batches += 1
+        self.batch_of[lane] = self.batches
+        follow = [x for x in self.log if self.lane_of(x) == self.lane_of(message) and offset_of(x) > offset_of(message)]
+        for _ in range(self.rng.randrange(self.batch)):
+            behind = self.bench.lanes.along(lane, self.now, call)
+            if behind is None:
+                break
+            assert not lane.is_single, f"{lane.message} is to be tried by itself"
+            assert self.now < behind.assignment.lease.hand_out_until
+            assert behind.message is not None
+            place = follow.index(behind.message)
+            assert {offset_of(x) for x in follow[:place]} <= self.ended, "not the next of its key"
+            follow = follow[place + 1 :]
+            self.running.append((behind, behind.message, call, behind.assignment))
+            self.batch_of[behind] = self.batches
+            lane = behind
 
     def end_one(self) -> None:
         if not self.running:
             return
-        lane, message, call, assignment = self.running.pop(self.rng.randrange(len(self.running)))
-        if self.rng.random() < 0.3:
+        place = self.rng.randrange(len(self.running))
+        if self.running[place][0].behind in [each for each, *_ in self.running]:
+            return  # the last one of a batch is settled first
+        lane, message, call, assignment = self.running.pop(place)
+        self.returned.add(self.batch_of.get(lane, -1))
+        if self.batch > 1 and self.rng.random() < 0.3:
+            is_ready = self.bench.lanes.apart(lane, call, is_single=self.rng.random() < 0.5)
+        elif self.rng.random() < 0.3:
             due = self.now + self.rng.random() if self.rng.random() < 0.9 or call is not self.bench.call else self.now
             is_ready = self.bench.lanes.failed(lane, due, call)
         else:
@@ -446,6 +480,7 @@ class Model:
         if is_ready:
             self.queue.append((lane, call))
         self.bench.in_lanes.returned(self.now)
+        self.queue += [(lane, self.bench.call) for lane in self.bench.lanes.freed(self.now)]
 
     def time(self) -> None:
         self.now += self.rng.random()
@@ -509,10 +544,11 @@ class Model:
 
 
 @pytest.mark.parametrize("order", ["key", "partition", "none"])
+@pytest.mark.parametrize("batch", [1, 5])
 @pytest.mark.parametrize("block", range(4))
-def test_whatever_happens_in_whatever_order(order: Order, block: int) -> None:
+def test_whatever_happens_in_whatever_order(order: Order, batch: int, block: int) -> None:
     for seed in range(block * 15, block * 15 + 15):
-        model = Model(seed, order)
+        model = Model(seed, order, batch)
         often = [model.take, model.begin, model.begin, model.end_one, model.end_one, model.time, model.time]
         seldom = [model.doubt, model.recall, model.lose, model.run_again]
         met: Counter[str] = Counter()

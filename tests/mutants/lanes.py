@@ -32,7 +32,7 @@ LANES: tuple[Mutation, ...] = (
         "C14",
     ),
     # What is done.
-    Mutation("done before it is handled", "Tries.begin", "current.set(attempt)", _DONE_WHEN_BEGUN, "C14"),
+    Mutation("done before it is handled", "Tries.attempt", "current.set(attempt)", _DONE_WHEN_BEGUN, "C14"),
     Mutation(
         "what failed is done",
         "Tries._put_aside",
@@ -73,8 +73,8 @@ LANES: tuple[Mutation, ...] = (
     Mutation(
         "a handler that was left behind wakes a run that is over",
         "Lanes._go_on",
-        "if self.owner is not owner or self.is_ended:",
-        "if self.is_ended:",
+        "if self.owner is not owner or self.is_ended or lane.ahead is not None:",
+        "if self.is_ended or lane.ahead is not None:",
         "C14",
     ),
     # What comes back.
@@ -120,8 +120,8 @@ LANES: tuple[Mutation, ...] = (
     Mutation(
         "the number of tries is not reset",
         "Lanes._go_on",
-        "lane.number, lane.since = 1, 0.0",
-        "lane.since = 0.0",
+        "lane.number, lane.since, lane.is_single = 1, 0.0, False",
+        "lane.since, lane.is_single = 0.0, False",
         "C14",
     ),
     Mutation(

@@ -574,11 +574,19 @@ class Consumer(Renamed, Generic[C]):
 
     @overload
     async def run(
-        self, handle: Callable[[Message], object], *, deserialize: None = None, **settings: Unpack[RunSettings]
+        self,
+        handle: Callable[[Message], object] | Callable[[list[Message]], object],
+        *,
+        deserialize: None = None,
+        **settings: Unpack[RunSettings],
     ) -> None: ...
     @overload
     async def run(
-        self, handle: Callable[[T], object], *, deserialize: Callable[[Message], T], **settings: Unpack[RunSettings]
+        self,
+        handle: Callable[[T], object] | Callable[[list[T]], object],
+        *,
+        deserialize: Callable[[Message], T],
+        **settings: Unpack[RunSettings],
     ) -> None: ...
     @takes(RunSettings, RUN)
     async def run(

@@ -54,6 +54,7 @@ class Attempt:
 
     __slots__ = (
         "_assignment",
+        "_at_once",
         "_handling",
         "_headers",
         "_key",
@@ -89,6 +90,8 @@ class Attempt:
         self._handling = handling
         self._lane = lane
         self._assignment: Assignment | None = None if lane is None else lane.assignment
+        #: How many messages its handler has in one call.
+        self._at_once = 1
         #: What it has produced; None: nothing may be, or nothing more.
         self._outputs: list[Output] | None = [] if handling.is_in_transaction else None
 
@@ -96,9 +99,28 @@ class Attempt:
     def current() -> Attempt:
         """The attempt that the caller is part of. Raises ConfigurationError outside a handler of ``consumer.run``."""
         attempt = current.get()
+        if attempt is None and in_batch.get():
+            raise ConfigurationError(
+                "this handler of run(…, batch=…) has several messages, and each has an attempt. Nothing was done "
+                "here. Call Attempt.of(message) with the one that is meant"
+            )
         if attempt is None:
             raise ConfigurationError(
                 "there is no attempt here: only a handler called by consumer.run(…) has one, in its own thread or task"
+            )
+        return attempt
+
+    @staticmethod
+    def of(message: Message) -> Attempt:
+        """The attempt of one message that the caller's handler has, alone or in a batch (``run(…, batch=…)``).
+
+        message: the very object that the handler was given. Raises ConfigurationError for any other.
+        """
+        attempt = current.get() or (in_batch.get() or {}).get(id(message))
+        if attempt is None or attempt.message is not message:
+            raise ConfigurationError(
+                "there is no attempt of this message here: only a handler called by consumer.run(…) has attempts, of "
+                "the messages that it was given, in its own thread or task"
             )
         return attempt
 
@@ -201,3 +223,6 @@ class Attempt:
 
 #: The attempt of this thread or task; None outside a handler.
 current: ContextVar[Attempt | None] = ContextVar("kafka_marshal_attempt", default=None)
+
+#: The attempts of this thread's or task's batch, by the id of their messages; None: it has none.
+in_batch: ContextVar[dict[int, Attempt] | None] = ContextVar("kafka_marshal_batch", default=None)

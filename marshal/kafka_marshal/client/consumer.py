@@ -386,11 +386,19 @@ class Consumer(FetchingConsumer["Consumer"]):
 
     @overload
     def run(
-        self, handle: Callable[[Message], object], *, deserialize: None = None, **settings: Unpack[RunSettings]
+        self,
+        handle: Callable[[Message], object] | Callable[[list[Message]], object],
+        *,
+        deserialize: None = None,
+        **settings: Unpack[RunSettings],
     ) -> None: ...
     @overload
     def run(
-        self, handle: Callable[[T], object], *, deserialize: Callable[[Message], T], **settings: Unpack[RunSettings]
+        self,
+        handle: Callable[[T], object] | Callable[[list[T]], object],
+        *,
+        deserialize: Callable[[Message], T],
+        **settings: Unpack[RunSettings],
     ) -> None: ...
     @takes(RunSettings, RUN)
     def run(
@@ -433,6 +441,11 @@ class Consumer(FetchingConsumer["Consumer"]):
         exception has ended the run; what is not done by then comes again. A second Ctrl-C ends this wait.
 
         ``hooks``: functions called before and after each try.
+
+        ``batch``: handle gets lists of at most this many messages, and each is settled by itself: those that a
+        ``MessagesFailedError`` names have failed, and the others are done. After any other exception each is tried
+        alone, and the try of the list does not count. With ``order="key"`` no two messages of a key are in two lists at
+        a time. ``linger`` (seconds): how long a list that is not full waits for more.
 
         With ``handler_timeout`` (of the consumer) a coroutine is cancelled after that time and fails with TimeoutError.
         A thread can't be cancelled: its partition is released, and the thread is left behind.

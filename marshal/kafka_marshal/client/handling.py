@@ -64,6 +64,9 @@ def fate_of(error: BaseException) -> Fate:
 MOST_THREADS = 1_000
 MOST_TASKS = 100_000
 
+#: More messages than this in one call of a handler are a mistake.
+MOST_IN_A_BATCH = 10_000
+
 #: More tries of one message than this are a mistake: with the default back-off they take weeks.
 MOST_ATTEMPTS = 100_000
 
@@ -170,6 +173,8 @@ class RunSettings(TypedDict, total=False):
     drain_timeout: float
     hooks: Sequence[Hooks]
     park: bool
+    batch: int | None
+    linger: float
 
 
 #: How long ``run`` waits at its end for handlers that have begun (s).
@@ -184,6 +189,8 @@ RUN: RunSettings = {
     "drain_timeout": DRAIN_TIMEOUT_S,
     "hooks": (),
     "park": False,
+    "batch": None,
+    "linger": 0.05,
 }
 
 #: Members that share partitions by batches keep no other.
@@ -203,6 +210,9 @@ class RunOptions:
     hooks: tuple[Hooks, ...]
     deserialize: Callable[[Message], Any] | None
     park: bool = False
+    #: The handler gets a list of at most this many; None: one message.
+    batch: int | None = None
+    linger: float = 0.0
     is_async: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -252,7 +262,10 @@ class RunOptions:
         if consumer.settings.sharing is not None:
             _check_shared(order, made, at_most_once=consumer.settings.sharing.at_most_once)
         check_park(consumer, made, park=park, dead_letters=dead_letters)
-        return cls(handle, concurrency, order, made, dead_letters, drain_timeout, hooked, deserialize, park)
+        batch, linger = found["batch"], arguments.seconds("linger", found["linger"])
+        _check_batch(consumer, batch, has_linger="linger" in given)
+        of_run = (handle, concurrency, order, made, dead_letters, drain_timeout, hooked, deserialize)
+        return cls(*of_run, park, batch, linger)
 
     @property
     def is_durable(self) -> bool:
@@ -277,6 +290,24 @@ def _check_shared(order: str, retry: Retry, *, at_most_once: bool) -> None:
         raise ConfigurationError(
             "Retry(durable=True) is not possible with mode=Batches(): the log counts how many members were "
             "given a message (delivery_count), not the tries of each. Nothing was delivered. Leave it out"
+        )
+
+
+def _check_batch(consumer: ConsumerOptions, batch: int | None, *, has_linger: bool) -> None:
+    """Raises ConfigurationError if the handler can't get lists, or not as wanted."""
+    if batch is None:
+        if has_linger:
+            raise ConfigurationError(
+                "linger=… is how long run(…, batch=…) waits for more messages, and there is no batch=. Nothing was "
+                "delivered. Give batch=100, or leave linger out"
+            )
+        return
+    arguments.a_whole("batch", batch, 1, MOST_IN_A_BATCH)
+    group = consumer.settings.group
+    if group is not None and group.checkpoints is not None:
+        raise ConfigurationError(
+            "run(…, batch=…) does not work in a group that takes checkpoints: a cut would wait for whole lists. "
+            "Nothing was delivered. Leave batch out, or use a group without checkpoints"
         )
 
 
@@ -314,3 +345,26 @@ def check_park(
 def is_async(handle: object) -> bool:
     """Whether it is a coroutine function, a partial of one, or an object whose ``__call__`` is one."""
     return iscoroutinefunction(handle) or iscoroutinefunction(arguments.function_of(handle))
+
+
+def check_result(result: object) -> None:
+    """Raises ConfigurationError for a result whose work has not run: its message is not done."""
+    if what := arguments.unfinished(result):
+        arguments.drop(result)
+        raise ConfigurationError(
+            f"the handler has returned {what}: its work has not run, or not to its end, so its message is not done and "
+            "comes again. Give run(…) a function that does the work, or the coroutine function itself instead of a "
+            "function that calls it; wait for the result of a future"
+        )
+
+
+def deserialized(deserialize: Callable[[Message], Any], message: Message) -> Any:
+    """What the handler gets. Raises ConfigurationError if it would have to be awaited first."""
+    value = deserialize(message)
+    if arguments.is_awaited(value):
+        arguments.drop(value)
+        raise ConfigurationError(
+            "deserialize has returned something that must be awaited, and run(…) awaits it nowhere. Its message is not "
+            "done. Give a function that returns the value, or deserialize in the handler"
+        )
+    return value

@@ -38,6 +38,8 @@ SPREAD = 1_000
 #: How many lanes should be ready for each handler, and at least in total; with fewer, more messages are read.
 READY_EACH = 2
 READY_LEAST = 64
+#: Batches of many handlers want no more lanes than this ready.
+MOST_READY = 20_000
 
 #: Fetched messages wait this long (s) for one of their partition in flight; then they are dropped, and fetched later.
 STUCK_S = 1.0
@@ -98,6 +100,8 @@ class Runner:
             consumer._require_sharing_level("run(…, park=True) and Retry(durable=True)")
         self._lanes = lanes = self._made()
         ready = max(READY_EACH * options.concurrency, READY_LEAST)
+        if options.batch is not None:
+            ready = max(ready, min(options.batch * ready, MOST_READY))
         self._tries = Tries(consumer, options, call, lanes, ready, self._give_back)
         self._workers = self._tries.workers = Tasks(self._tries, loop) if options.is_async else Threads(self._tries)
         lanes.handlers = self._workers
@@ -145,7 +149,7 @@ class Runner:
             lanes.open(
                 self._call,
                 is_durable=options.is_durable,
-                concurrency=options.concurrency,
+                concurrency=options.concurrency * (options.batch or 1),
                 most_tries=None if attempts is None else max(attempts, MAX_DELIVERIES),
             )
             self._driver.engine.take(consumer._engine.number, in_lanes.open, lanes)

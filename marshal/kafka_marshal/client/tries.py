@@ -222,8 +222,10 @@ class Tries:
         message = self.lanes.begin(lane, now, self.call)
         if self._awaited and self.are_few_ready:
             self._wake()
-        if message is None:
-            return None
+        return None if message is None else self.attempt(lane, message)
+
+    def attempt(self, lane: Lane, message: object) -> Attempt:
+        """The try of a lane that has begun."""
         number, epoch = lane.before + lane.number, lane.assignment.epoch if lane.token is None else lane.token
         message = cast("Message", message)
         attempt = Attempt(self._handling, message, number, epoch, stable_of(lane.assignment), lane)
@@ -239,7 +241,7 @@ class Tries:
             self.succeeded()
         now = self.runtime.now_ms()
         if self.options.order == "key":
-            self.lanes.hot.note(lane.assignment.key, attempt.message.key(), now - began, now)
+            self.lanes.hot.note(lane.assignment.key, attempt.message.key(), (now - began) / attempt._at_once, now)
         if self.options.hooks:
             self._call_hooks("after", attempt, (now - began) / 1000)
         if self.heard is None:
@@ -256,6 +258,8 @@ class Tries:
         if self.heard is not None and isinstance(what, Finished):
             self.heard(what.size)
         is_ready = self.lanes.done(lane, self.call)
+        if self.options.batch is not None:
+            self.workers.put(self.lanes.freed(self.runtime.now_ms()))
         if self._awaited == ANY_REPORT or self.call.is_ending:
             self._wake()
         return is_ready
@@ -274,7 +278,8 @@ class Tries:
             return
         self._call_hooks("failed", attempt, took, error)
         if self.options.order == "key":
-            self.lanes.hot.note(lane.assignment.key, attempt.message.key(), took * 1000, self.runtime.now_ms())
+            ms = took * 1000 / attempt._at_once
+            self.lanes.hot.note(lane.assignment.key, attempt.message.key(), ms, self.runtime.now_ms())
         topic = attempt.message.topic()
         self.consumer._handled.failed(topic, error)
         if isinstance(error, Exception):
@@ -354,6 +359,8 @@ class Tries:
         """A try has ended, and its message is not done. is_ready: its lane continues."""
         if is_ready:
             self.workers.put((lane,))
+        if self.options.batch is not None:
+            self.workers.put(self.lanes.freed(self.runtime.now_ms()))
         self.consumer._nudge()
         if self.lanes.is_ended:
             self.consumer._driver.post(self._give_back)

@@ -12,43 +12,20 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from kafka_marshal import arguments
-from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.closing import calling
+from kafka_marshal.client.handling import check_result, deserialized
 from kafka_marshal.client.tries import Tries, cancelled
 from kafka_marshal.engine.work.lane import Lane
-from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.logs import log
 from kafka_marshal.runtime import is_ours
 
-
-def check_result(result: object) -> None:
-    """Raises ConfigurationError for a result whose work has not run: its message is not done."""
-    if what := arguments.unfinished(result):
-        arguments.drop(result)
-        raise ConfigurationError(
-            f"the handler has returned {what}: its work has not run, or not to its end, so its message is not done and "
-            "comes again. Give run(…) a function that does the work, or the coroutine function itself instead of a "
-            "function that calls it; wait for the result of a future"
-        )
-
-
-def deserialized(deserialize: Callable[[Message], Any], message: Message) -> Any:
-    """What the handler gets. Raises ConfigurationError if it would have to be awaited first."""
-    value = deserialize(message)
-    if arguments.is_awaited(value):
-        arguments.drop(value)
-        raise ConfigurationError(
-            "deserialize has returned something that must be awaited, and run(…) awaits it nowhere. Its message is not "
-            "done. Give a function that returns the value, or deserialize in the handler"
-        )
-    return value
-
+if TYPE_CHECKING:
+    from kafka_marshal.client.in_batches import Gathered
 
 #: Lanes are sorted by the number of binary digits of their waiting messages; longer ones than this count the same.
 MOST_DIGITS = 12
@@ -136,6 +113,14 @@ class Threads:
         self._lock = tries.runtime.lock()
         self._threads = 0
         self._wanted = tries.options.concurrency
+        #: One thread at a time gathers a batch: else few messages would be spread over many small ones.
+        self._gathering = tries.runtime.lock()
+        #: The lane that begins the next one.
+        self._next: Lane | None = None
+        #: For the wait of that thread; nothing notifies it.
+        self._more = tries.runtime.condition()
+        #: The first lanes of the batches that handlers have.
+        self._heads: set[Lane] = set()
 
     def start(self) -> None:
         while self._threads < self._wanted:
@@ -153,7 +138,8 @@ class Threads:
         timeout = self._tries.handler_timeout_ms
         if timeout is None:
             return
-        hanging = len(self._tries.lanes.hanging(now - timeout))
+        lanes = self._tries.lanes.hanging(now - timeout)
+        hanging = len(lanes if self._tries.options.batch is None else self._heads.intersection(lanes))
         if self._tries.options.concurrency + hanging > self._wanted:
             log(
                 logging.WARNING,
@@ -177,7 +163,7 @@ class Threads:
     def _work(self, longest: bool) -> None:
         """Handle messages until the end (a worker)."""
         try:
-            if self._handle_on(longest):
+            if (self._handle_on if self._tries.options.batch is None else self._handle_batches)(longest):
                 return
         except BaseException as error:  # noqa: BLE001 - without this handler, the run must not seem complete
             self._tries.end(error)
@@ -219,6 +205,54 @@ class Threads:
                 return True
         return False
 
+    def _handle_batches(self, longest: bool) -> bool:
+        """As ``_handle_on``, with a list of messages for each call of the handler."""
+        from kafka_marshal.client.in_batches import Gathered
+
+        tries, handle = self._tries, self._tries.options.handle
+        is_ours.set(False)
+        calling.set(tries.consumer)
+        while True:
+            batch, error = Gathered(tries), None
+            try:
+                with self._gathering:
+                    if not self._gather(batch, longest):
+                        return False
+                if messages := batch.prepare():
+                    self._heads.add(head := batch.ones[0].lane)
+                    try:
+                        if (result := handle(messages)) is not None:
+                            check_result(result)
+                    except BaseException as raised:  # noqa: BLE001 - it is reported, and may end the run
+                        error = cancelled(raised)
+                    self._heads.discard(head)
+                    batch.end(error)
+            except BaseException as error:
+                batch.broken(error)
+                raise
+            if self._threads > self._wanted and self._is_one_too_many():
+                return True
+
+    def _gather(self, batch: Gathered, longest: bool) -> bool:
+        """Begin what the batch has, which may be nothing. False: the end."""
+        if self._calls.get() is None:
+            return False
+        tries = self._tries
+        until = tries.runtime.monotonic() + tries.options.linger
+        while not batch.is_full:
+            lane, self._next = self._next or self._ready.take(longest), None
+            if lane is None:
+                left = until - tries.runtime.monotonic()
+                if not batch.ones or left <= 0 or tries.call.is_ending:
+                    break
+                with self._more:  # a mailbox has no timeout; what lanes taken here leave in it wakes a thread in vain
+                    self._more.wait(min(left, LINGER_CHECK_S))
+            elif not batch.add(lane):
+                self._next = lane
+                self._calls.put(True)
+                break
+        return True
+
     def _is_one_too_many(self) -> bool:
         """Whether this thread was replaced while its handler hung, or the run has ended."""
         with self._lock:
@@ -229,6 +263,9 @@ class Threads:
 
 #: A handler that awaits nothing keeps the loop: after this number of messages in a row its task yields.
 IN_A_ROW = 100
+
+#: A worker that waits for more messages of its batch checks this often (s).
+LINGER_CHECK_S = 0.005
 
 
 class Tasks:
@@ -252,6 +289,9 @@ class Tasks:
         self._running: dict[Lane, asyncio.Task[None]] = {}
         #: Lanes whose handlers were cancelled because they took too long.
         self._late: set[Lane] = set()
+        #: One task at a time gathers a batch; and the lane that begins the next one.
+        self._gathering = asyncio.Lock()
+        self._next: Lane | None = None
 
     def start(self) -> None:
         if self._theirs is None:
@@ -330,7 +370,7 @@ class Tasks:
     async def _work(self, longest: bool) -> None:
         """Handle messages until the end (a task)."""
         try:
-            await self._handle_on(longest)
+            await (self._handle_on if self._tries.options.batch is None else self._handle_batches)(longest)
         except BaseException as error:
             self._tries.end(_noted(error))  # without this handler, the run must not seem complete
             if isinstance(error, asyncio.CancelledError):
@@ -361,6 +401,64 @@ class Tasks:
             if in_a_row >= IN_A_ROW:
                 in_a_row = 0
                 await asyncio.sleep(0)
+
+    async def _handle_batches(self, longest: bool) -> None:
+        """As ``_handle_on``, with a list of messages for each call of the handler."""
+        from kafka_marshal.client.in_batches import Gathered
+
+        while True:
+            batch = Gathered(self._tries)
+            try:
+                async with self._gathering:
+                    if not await self._gather(batch, longest):
+                        return
+                if messages := batch.prepare():
+                    await self._handle_batch(batch, messages)
+            except BaseException as error:
+                batch.broken(_noted(error))
+                raise
+            await asyncio.sleep(0)
+
+    async def _gather(self, batch: Gathered, longest: bool) -> bool:
+        """Begin what the batch has. False: the end."""
+        tries, until = self._tries, 0.0
+        while not batch.is_full:
+            lane, self._next = self._next or self._ready.take(longest), None
+            if lane is not None:
+                if not batch.ones:
+                    until = tries.runtime.monotonic() + tries.options.linger
+                if not batch.add(lane):
+                    self._next = lane
+                    break
+            elif batch.ones:
+                left = until - tries.runtime.monotonic()
+                if left <= 0 or tries.call.is_ending:
+                    break
+                await asyncio.sleep(min(left, LINGER_CHECK_S))
+            elif self._is_over:
+                return False
+            else:
+                await self._wait()
+        return True
+
+    async def _handle_batch(self, batch: Gathered, messages: list[Any]) -> None:
+        """Call the handler, and settle each message."""
+        task, head, error = cast("asyncio.Task[None]", asyncio.current_task()), batch.ones[0].lane, None
+        self._running[head] = task
+        try:
+            if (result := await cast("Any", self._tries.options.handle)(messages)) is not None:
+                check_result(result)
+        except BaseException as raised:  # noqa: BLE001 - it is reported, and may end the run
+            error = raised
+        self._running.pop(head, None)
+        if self._was_late(head) and error is not None:
+            error = self._named(error)
+            if self._is_over:  # it was cancelled as the run ends
+                batch.give_back(error)
+                return
+        elif error is not None and task.cancelling() == 0:
+            error = cancelled(error)
+        batch.end(error)
 
     async def _handle(self, lane: Lane, attempt: Attempt, began: float) -> bool:
         """Call the handler, and deal with its result; whether the lane is ready again."""

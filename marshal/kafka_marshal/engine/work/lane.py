@@ -278,10 +278,13 @@ class Lane:
     """The messages of one key of one partition that are in flight."""
 
     __slots__ = (
+        "ahead",
         "assignment",
         "before",
         "began",
+        "behind",
         "is_left",
+        "is_single",
         "key",
         "message",
         "number",
@@ -311,11 +314,26 @@ class Lane:
         self.running: bool = False
         #: Its handler was left behind with the message: what it does has no effect.
         self.is_left: bool = False
+        #: The lanes with the messages before and after its own, of the same key, that were in a batch with it and are
+        #: not done: it begins when the one ahead is over. What waits (``rest``), and the key, are with the last one.
+        self.ahead: Lane | None = None
+        self.behind: Lane | None = None
+        #: Its message was in a batch that failed as a whole: it is tried by itself.
+        self.is_single: bool = False
         #: How many tries have begun, of all messages of the lane.
         self.turn: int = 0
         #: When the first try of the message, and the latest one, began (ms, own clock); 0: none has.
         self.since: float = 0.0
         self.began: float = 0.0
+
+    def line(self) -> list[Message]:
+        """Its message, and all that come after it in its key."""
+        found: list[Message] = []
+        lane: Lane | None = self
+        while lane is not None:
+            found += [each for each in (lane.message, *(lane.rest or ())) if each is not None]
+            lane = lane.behind
+        return found
 
 
 class LaneRun(Protocol):

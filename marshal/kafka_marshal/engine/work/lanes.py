@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
@@ -93,6 +93,8 @@ class Lanes:
         self.dropped: deque[tuple[Assignment, Message]] = deque()
         #: Lanes whose handlers were left behind with their messages, and have not returned.
         self.left: dict[Lane, LeftBehind] = {}
+        #: Lanes that wait for no message ahead any more.
+        self._freed: deque[Lane] = deque()
 
     def open(
         self, owner: LaneRun, *, is_durable: bool = False, concurrency: int = 1, most_tries: int | None = None
@@ -177,21 +179,75 @@ class Lanes:
             stops = owner.is_ending or (self._stop and offset > partition.closes_to)
             stops = stops or (self.pace_ms is not None and self._waits(partition, now, lane))
             stops = stops or (bool(self._alone) and self._is_held_for_others(lane, now))
+            stops = stops or lane.ahead is not None
             if not stops and offset in partition.unlogged:
                 partition.unlogged[offset] = lane  # ``admit`` returns it: thousands may wait so
                 return None
             if stops or not partition.may_begin(lane, offset, now):
                 lane.partition.parked.append(lane)
                 return None
-            lane.turn += 1  # first: an exception after this line belongs to this try
-            lane.running, lane.began = True, now
-            if not lane.since:
-                lane.since = now
-                lane.partition.started.add(lane)
-            lane.partition.running.add(lane)
-            partition.tried_at, partition.probe = now, None
-            self.running += 1
+            self._begin(lane, now)
             return message
+
+    def _begin(self, lane: Lane, now: float) -> None:
+        lane.turn += 1  # first: an exception after this line belongs to this try
+        lane.running, lane.began = True, now
+        if not lane.since:
+            lane.since = now
+            lane.partition.started.add(lane)
+        lane.partition.running.add(lane)
+        lane.partition.tried_at, lane.partition.probe = now, None
+        self.running += 1
+
+    def along(self, lane: Lane, now: float, owner: LaneRun) -> Lane | None:
+        """Begin the message after that of a lane that has begun, for the same batch; None: there is none, or not now.
+
+        It gets a lane for itself, which has the key and all that follows. Its next try waits for the one ahead.
+        """
+        with self._lock:
+            partition, message, rest = lane.partition, lane.message, lane.rest
+            if message is None or not rest or not lane.running or self.owner is not owner or owner.is_ending:
+                return None
+            offset = offset_of(rest[0])
+            stops = bool(self._stop) or self.pace_ms is not None or bool(self._alone) or offset in partition.tried
+            stops = stops or lane.is_single or lane.number > 1 or lane.assignment is not partition.assignment
+            if stops or not partition.may_begin(lane, offset, now):
+                return None
+            behind = Lane(partition, lane.key, rest.popleft())
+            behind.rest, behind.token, lane.rest = rest, lane.token, None
+            lane.key = ("in a batch", offset_of(message))  # no key of a user is a tuple
+            partition.lanes[behind.key], partition.lanes[lane.key] = behind, lane
+            behind.ahead, lane.behind = lane, behind
+            self._begin(behind, now)
+            return behind
+
+    def apart(self, lane: Lane, owner: LaneRun, *, is_single: bool) -> bool:
+        """A try in a batch does not count: its message is tried again at once, after those ahead of it in its key.
+
+        is_single: by itself. Returns whether the lane is ready.
+        """
+        with self._lock:
+            if (is_ready := self._not_done(lane, owner)) is not None:
+                return is_ready
+            lane.is_single = is_single
+            if self.owner is not owner or self.is_ended or lane.ahead is not None:
+                lane.partition.parked.append(lane)
+                return False
+            self.ready += lane.number == 1
+            return True
+
+    def freed(self, now: float) -> list[Lane]:
+        """Lanes that have waited for the message ahead of theirs, which is over, and are ready now."""
+        found: list[Lane] = []
+        with self._lock if self._freed else nullcontext():
+            while self._freed:
+                lane = self._freed.popleft()
+                is_here = not self.is_ended and self.pace_ms is None and lane in lane.partition.parked
+                if is_here and self._is_open(lane, now):
+                    lane.partition.parked.remove(lane)
+                    self.ready += lane.number == 1
+                    found.append(lane)
+        return found
 
     @reading
     def watch(self, assignment: Assignment, unlogged: Iterable[int], alone: Sequence[int]) -> None:
@@ -232,7 +288,8 @@ class Lanes:
                 return None
             if now >= partition.assignment.lease.hand_out_until:
                 return None
-            firsts = [lane.message for lane in partition.lanes.values() if lane.message is not None]
+            lanes = [lane for lane in partition.lanes.values() if lane.ahead is None]
+            firsts = [lane.message for lane in lanes if lane.message is not None]
             return next(((*key, offset, hash_of(each)) for each in firsts if offset_of(each) == offset), None)
 
     def _is_held_for_others(self, lane: Lane, now: float) -> bool:
@@ -247,7 +304,7 @@ class Lanes:
         if self.running and not _are_at_work(self._partitions.values(), now):
             return False
         key, offset = next(iter(self._alone))
-        is_its_lane = lane.assignment.key == key and _has((lane.message, *(lane.rest or ())), offset)
+        is_its_lane = lane.assignment.key == key and _has(lane.line(), offset)
         return not is_its_lane or self.running > 0
 
     def _waits(self, partition: Partition, now: float, lane: Lane | None = None) -> bool:
@@ -257,7 +314,9 @@ class Lanes:
 
     def _is_open(self, lane: Lane, now: float) -> bool:
         """Whether a lane that waits may begin."""
-        if lane.message is None or not lane.partition.may_begin(lane, offset_of(lane.message), now):
+        if lane.message is None or lane.ahead is not None:
+            return False
+        if not lane.partition.may_begin(lane, offset_of(lane.message), now):
             return False
         if self._stop and offset_of(lane.message) > lane.partition.closes_to:
             return False  # ``begin`` would park it again, and the two would go round and round
@@ -409,17 +468,32 @@ class Lanes:
         partition = lane.partition
         partition.started.discard(lane)
         if not lane.rest:
-            lane.message = None
-            del partition.lanes[lane.key]
+            self._remove(lane)
             return False
         lane.message, lane.assignment = lane.rest.popleft(), partition.assignment
-        lane.number, lane.since = 1, 0.0
+        lane.number, lane.since, lane.is_single = 1, 0.0, False
         lane.before = partition.tried.get(offset_of(lane.message), 0) if partition.tried else 0
-        if self.owner is not owner or self.is_ended:
+        if self.owner is not owner or self.is_ended or lane.ahead is not None:
             partition.parked.append(lane)
             return False
         self.ready += 1
         return True
+
+    def _remove(self, lane: Lane) -> None:
+        """A lane is over: the one behind waits for it no longer. If it was the last, its key goes to the one ahead."""
+        lanes, ahead, behind = lane.partition.lanes, lane.ahead, lane.behind
+        lane.message = lane.ahead = lane.behind = None
+        del lanes[lane.key]
+        if behind is not None:
+            behind.ahead = ahead
+            if ahead is None:
+                self._freed.append(behind)
+        if ahead is not None:
+            ahead.behind = behind
+            if behind is None:
+                del lanes[ahead.key]
+                ahead.key = lane.key
+                lanes[ahead.key] = ahead
 
     def _rest(self, lane: Lane) -> bool:
         """End the try under way. False: there is none."""
@@ -552,9 +626,8 @@ class Lanes:
                 if not lane.running:
                     if lane.message is not None:
                         found.append(lane.message)
-                    lane.message = None
                     partition.started.discard(lane)
-                    del partition.lanes[lane.key]
+                    self._remove(lane)
         return sorted(found, key=offset_of)
 
     @reading
