@@ -103,6 +103,7 @@ MADE: list[tuple[str, object, Callable[[Any], object]]] = [
     *(("claim_ahead", x, lambda x: Claims(claim_ahead=x)) for x in (1, "no", None)),
     *(("strategy", x, lambda x: Group(strategy=x)) for x in ("fair", 5, None)),
     *(("session_timeout", x, lambda x: Group(session_timeout=x)) for x in ("10", True, NAN, 0.09, 2_147_484)),
+    *(("beats", x, lambda x: Group(beats=x)) for x in ("3", 2.5, True, 1, 21)),
     *(("allow_key_share", x, lambda x: Group(allow_key_share=x)) for x in (1, "no", None)),
     *(("mirror_offsets", x, lambda x: Group(mirror_offsets=x)) for x in (1, "no", None)),
     *(("max_shares", x, lambda x: Batches(max_shares=x)) for x in (0, "5", True, 1.5)),

@@ -10,7 +10,7 @@ from typing import ClassVar, Final, get_args
 from kafka_marshal import arguments
 from kafka_marshal.engine.key_share import Span
 from kafka_marshal.engine.policies import Balanced, Policy
-from kafka_marshal.engine.settings import MAX_SHARES
+from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, BEATS_WITHIN, MAX_SHARES
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.types import Key, Strategy
 from rationalizer.limits import MAX_KEY_HASH, MAX_SESSION_TIMEOUT_MS, MIN_SESSION_TIMEOUT_MS
@@ -68,6 +68,9 @@ class Group:
     ``session_timeout`` (seconds, from 0.1 to what the group's settings allow, 1,800 by default): a member that is
     silent for longer is replaced.
 
+    ``beats``: heartbeats in a session, from 2 to 20. More survive more of them that get lost, or come late; fewer cost
+    less. What is done is committed with them, so that more of them also mean fewer repeats after a crash.
+
     ``allow_key_share=True``: members may share a partition, each with some of its keys; docs/groups.md.
 
     ``mirror_offsets=True``: progress is also committed to the Kafka group of the same name, without joining it, every
@@ -76,6 +79,7 @@ class Group:
 
     strategy: Strategy = "sticky"
     session_timeout: float = DEFAULT_SESSION_TIMEOUT_S
+    beats: int = BEATS_PER_INTERVAL
     allow_key_share: bool = False
     mirror_offsets: bool = False
     cannot: ClassVar[Mapping[str, str]] = {}
@@ -85,6 +89,7 @@ class Group:
         arguments.seconds_within(
             "session_timeout", self.session_timeout, MIN_SESSION_TIMEOUT_MS / 1000, MAX_SESSION_TIMEOUT_MS / 1000
         )
+        arguments.a_whole("beats", self.beats, *BEATS_WITHIN)
         arguments.a_flag("allow_key_share", self.allow_key_share)
         arguments.a_flag("mirror_offsets", self.mirror_offsets)
 

@@ -312,7 +312,7 @@ class ConsumerOptions:
             max_bytes_in_flight=found.get("max_bytes_in_flight", DEFAULT_BYTES_IN_FLIGHT),
             group=None
             if group is None
-            else GroupOptions(group.strategy, group.session_timeout_ms, group.allow_key_share, takes),
+            else GroupOptions(group.strategy, group.session_timeout_ms, group.allow_key_share, takes, group.beats),
             sharing=SharingOptions(mode.max_shares, at_most_once=at_most_once) if isinstance(mode, Batches) else None,
             keys=None if keys is None else tuple((*key, tuple(spans)) for key, spans in keys),
             transactions=transactions is not None,

@@ -19,6 +19,8 @@ from kafka_marshal.types import Start
 
 #: Beats are sent every HI / 3 (T4), so that two in a row may be lost before a lease is no longer proven.
 BEATS_PER_INTERVAL = 3
+#: What a member may choose: one lost beat must not end a session, and more beats than that only fill the log.
+BEATS_WITHIN = (2, 20)
 
 #: The smallest margin: less would be shorter than one scheduling delay (T4).
 MARGIN_FLOOR_MS = 20.0
@@ -123,6 +125,8 @@ class GroupOptions:
     allow_key_share: bool = False
     #: None: it takes no checkpoints.
     checkpoints: CheckpointOptions | None = None
+    #: Heartbeats in a session.
+    beats: int = BEATS_PER_INTERVAL
 
 
 #: Of how many partitions a member has a share by default, if there are more for each.

@@ -9,7 +9,7 @@ import pytest
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.groups.holdings import Holdings
-from kafka_marshal.engine.groups.member import MemberState, TopicReports
+from kafka_marshal.engine.groups.member import EARLIEST_BEAT, MemberState, TopicReports
 from kafka_marshal.engine.settings import GroupOptions
 from kafka_marshal.engine.work.assignment import Stage
 from kafka_marshal.errors import (
@@ -268,6 +268,17 @@ def test_closing_finishes_commits_and_leaves() -> None:
     read_all(net, first)
     assert set(handled(first, second).values()) == {1}
     assert len(handled(first, second)) == 40
+
+
+@pytest.mark.parametrize("beats", [2, 3, 20])
+def test_t4_a_member_beats_as_often_in_a_session_as_it_was_told_to(beats: int) -> None:
+    net = net_of()
+    member = net.member("a")
+    member.consumer("t", group=GroupOptions("sticky", SESSION, beats=beats))
+    net.run_until(lambda: net.records(GroupHeartbeat))
+    before = len(net.records(GroupHeartbeat))
+    net.run(10 * SESSION)
+    assert 10 * beats <= len(net.records(GroupHeartbeat)) - before <= 10 * beats / EARLIEST_BEAT + 1
 
 
 def test_g22_progress_is_the_beat_and_an_idle_member_only_beats() -> None:

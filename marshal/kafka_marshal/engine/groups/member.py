@@ -305,7 +305,7 @@ class Membership:
     @property
     def interval_ms(self) -> float:
         """The longest time between two beats, and before sending again what the log does not answer."""
-        return self.options.session_timeout_ms / BEATS_PER_INTERVAL
+        return self.options.session_timeout_ms / self.options.beats
 
     # Joining.
 
