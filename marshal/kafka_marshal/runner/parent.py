@@ -47,9 +47,10 @@ class Child:
         self.process: subprocess.Popen[bytes] | None = None
         #: What the process reported last.
         self.facts: dict[str, Any] = {}
-        self.starts = 0
+        self.starts: int = 0
         #: When it is started (monotonic), and by when it has to end.
-        self.due, self.end_by = 0.0, math.inf
+        self.due: float = 0.0
+        self.end_by: float = math.inf
         self._wait, self._begun, self._silent = FIRST_S, 0.0, 0
         self._reader = Thread()
 
@@ -159,7 +160,7 @@ class Parent:
 
     def __init__(self, worker: WorkerSettings) -> None:
         self.worker = worker
-        self.children = [Child(name) for name in worker.members]
+        self.children: list[Child] = [Child(name) for name in worker.members]
         self._limit = worker.drain + GOODBYE_S
         self._shown = sys.stdout.isatty() and not worker.json_logs
         self._packed = pickle.dumps((sys.path, worker.packed(), self._shown, worker.json_logs))

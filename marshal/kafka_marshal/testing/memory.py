@@ -48,7 +48,7 @@ class MemoryWorker:
 
     def __init__(self, kafka: MemoryKafka, name: str, work: Callable[..., Any], given: Sequence[object]) -> None:
         self.name = name
-        self.bootstrap_servers = f"memory://{next(_numbers)}/{name}"
+        self.bootstrap_servers: str = f"memory://{next(_numbers)}/{name}"
         self._kafka = kafka
         self._work, self._given = work, given
         self._error: BaseException | None = None

@@ -45,8 +45,8 @@ class StoppableRuntime(MachineRuntime):
 
     def __init__(self, time: Time) -> None:
         super().__init__()
-        self.clock_gettime = lambda _: self.now_ms() / 1000
-        self.state = Doing.RUNNING
+        self.clock_gettime: Callable[[int], float] = lambda _: self.now_ms() / 1000
+        self.state: Doing = Doing.RUNNING
         #: Of the Marshals (and sessions of Admins) that were opened here.
         self.drivers: list[Driver] = []
         self._time = time

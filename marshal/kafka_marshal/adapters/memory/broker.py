@@ -233,7 +233,7 @@ class MemoryBroker:
         #: Whether readers wait for records: only with the time of day, as no thread could move another clock meanwhile.
         self.waits: bool = clock is None
         #: How often ``wake`` was called.
-        self.wakes = 0
+        self.wakes: int = 0
         self.brokers = brokers
         self.faults: Faults = Faults()
         #: How many tails of a topic each client has opened, and (topic "") readers of messages.
