@@ -18,7 +18,13 @@ import rationalizer
 from kafka_marshal.errors import ExtraMissingError, StaleEpochError
 
 #: Beginning of an annotation → a value of that type.
-VALUES: dict[str, object] = {"int": 3, "float": 1.5, "bool": True, "Sequence[tuple[str, int]]": [("t", 1)]}
+VALUES: dict[str, object] = {
+    "int": 3,
+    "float": 1.5,
+    "bool": True,
+    "Sequence[tuple[str, int]]": [("t", 1)],
+    "Mapping[Any, Exception]": {},
+}
 MORE_VALUES: dict[str, object] = {"Sequence[tuple[str, int, int, int]]": [("t", 1, 2, 3)], "Kind": None}
 
 

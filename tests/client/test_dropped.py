@@ -7,12 +7,14 @@ import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
+from weakref import ref
 
 import pytest
 
 from kafka_marshal import Claims, Group, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.client import closing
+from kafka_marshal.client.marshal import _end_at_exit
 from kafka_marshal.node.coordination_topic import create_topic
 from tests.client.conftest import wait_until
 
@@ -158,3 +160,10 @@ def test_the_collector_may_run_while_the_lock_is_held(ground: Ground) -> None:
         gc.collect()
     ground.wait_holders(None)
     wait_until(lambda: driver.is_over)
+
+
+def test_the_interpreters_end_closes_a_marshal_whose_start_was_interrupted(ground: Ground) -> None:
+    """As by ``sys.exit()`` of a signal handler: its driver has begun, and the constructor has not got it."""
+    opened, begun = ground.member("a"), Marshal.__new__(Marshal)
+    _end_at_exit(ref(begun), opened._ending, opened._driver, None)
+    assert opened._driver.is_over

@@ -19,7 +19,6 @@ from kafka_marshal import (
     aio,
 )
 from kafka_marshal.adapters.memory import MemoryCluster
-from kafka_marshal.client import locks
 from kafka_marshal.node.coordination_topic import create_topic
 from rationalizer import ReleasingPartition, encode
 from tests.client.conftest import wait_until
@@ -259,10 +258,7 @@ def test_close_does_not_wait_for_ever_for_on_loss(place: Place, caplog: pytest.L
     assert calls.kinds == ["win", "loss"]
 
 
-def test_after_a_loss_it_campaigns_again_behind_those_that_wait(
-    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(locks, "EVICTED_INTERVALS", 0)
+def test_after_a_loss_it_campaigns_again_behind_those_that_wait(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     a, b = place.member("a"), place.member("b")
     mine, others = Calls(a), Calls(b)
     leader = a.lead("s", on_win=mine.on_win, on_loss=mine.on_loss)
@@ -316,8 +312,7 @@ def test_one_that_is_asked_to_hand_over_does_and_campaigns_no_more(place: Place)
         _ = leader.token
 
 
-def test_a_resignation_in_a_campaign_ends_it_and_calls_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "EVICTED_INTERVALS", 0)
+def test_a_resignation_in_a_campaign_ends_it_and_calls_nothing(place: Place) -> None:
     a, b = place.member("a"), place.member("b")
     calls = Calls(a)
     leader = a.lead("s", on_win=calls.on_win, on_loss=calls.on_loss)

@@ -13,9 +13,10 @@ from kafka_marshal.client.handling import Fate, deserialized, fate_of
 from kafka_marshal.client.tries import Tries
 from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.errors import ConfigurationError, LeaseLostError
+from rationalizer.travel import Travels
 
 
-class MessagesFailedError(Exception):
+class MessagesFailedError(Travels, Exception):
     """Raised by a handler of ``run(…, batch=…)``: these messages have failed, and all others of its list are done.
 
     failed: message, or its place in the list → its error. A message of the same key that comes later in the list is

@@ -723,8 +723,8 @@ class Marshal(Watched, Sharing, Locking, OneProcess, WithBlock, Renamed):
 
 
 def _end_at_exit(mine: ref[Marshal], ending: Shutdown, driver: Driver, watchdog: Watchdog | None) -> None:
-    """End a Marshal that was not closed when the interpreter ends; the user's handle may be gone."""
-    if (marshal := mine()) is not None:
+    """End a Marshal that was not closed when the interpreter ends; the handle may be gone, or its start was ended."""
+    if (marshal := mine()) is not None and hasattr(marshal, "_driver"):
         marshal._end(True, EXIT_TIMEOUT_S)
     else:
         ending.stop_all()
