@@ -19,8 +19,8 @@ from rationalizer.travel import Travels
 class MessagesFailedError(Travels, Exception):
     """Raised by a handler of ``run(…, batch=…)``: these messages have failed, and all others of its list are done.
 
-    failed: message, or its place in the list → its error. A message of the same key that comes later in the list is
-    done, too, unless it is named.
+    failed: place in the list → its error. A message of the same key that comes later in the list is done, too, unless
+    it is named.
     """
 
     def __init__(self, failed: Mapping[Any, Exception]) -> None:
