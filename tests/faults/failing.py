@@ -244,6 +244,41 @@ def a_dropped_message_comes_again() -> None:
     story.check(consumer)
 
 
+class _Cut:
+    """Messages of a hand; an interrupt comes after the first was taken, and before anything knows of it."""
+
+    def __init__(self, walk: Iterator[Message]) -> None:
+        self._walk = walk
+
+    def __iter__(self) -> Iterator[Message]:
+        return self
+
+    def __next__(self) -> Message:
+        next(self._walk)
+        raise OddExit
+
+
+def what_an_interrupt_took_comes_next() -> None:
+    """C14: before those that follow it, though nobody can name it."""
+    with opened() as marshal:
+        consumer = marshal.consumer([TOPIC])
+        first = consumer.poll(AGAIN_S)
+        assert first is not None
+        hand = consumer._hand.run
+        assert hand is not None
+        walk, hand.walk = hand.walk, _Cut(hand.walk)
+        with suppress(OddExit):
+            consumer.poll(AGAIN_S)
+        hand.walk = walk
+        later: list[Message] = []
+        while len(later) < PARTITIONS * MESSAGES - 1:
+            message = consumer.poll(AGAIN_S)
+            assert message is not None
+            later.append(message)
+        found = [each.offset() for each in later if each.partition() == first.partition()]
+        assert found == list(range(first.offset() + 1, MESSAGES))
+
+
 def all_is_done_at_the_end(delivery: Delivery) -> None:
     """P6: the last offsets have no message: a transaction marker or compacted records."""
     cluster = memory_cluster(1, 3)
@@ -353,6 +388,7 @@ PROOFS: dict[str, Proof] = {
     **{f"{x}: another thread is faster": Proof(partial(another_thread_is_faster, x)) for x in DELIVERIES},
     "an error keeps nothing": Proof(an_error_keeps_nothing),
     "a dropped message comes again": Proof(a_dropped_message_comes_again),
+    "what an interrupt took comes next": Proof(what_an_interrupt_took_comes_next),
     **{f"{x}: all is done at the end": Proof(partial(all_is_done_at_the_end, x)) for x in DELIVERIES},
     **{f"{x}: memory is bounded": Proof(partial(memory_is_bounded, x)) for x in DELIVERIES},
 }
