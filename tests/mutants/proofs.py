@@ -275,7 +275,7 @@ def _group_log(seed: int, takes: bool | None = None, small: bool = False) -> str
             try:
                 proof(seed, GROUP_LENGTH, takes=takes)
             except AssertionError as error:
-                return " ".join((str(error).splitlines() or [""])[:1] + getattr(error, "__notes__", []))
+                return " ".join([_said(error), *getattr(error, "__notes__", [])])
     return ""
 
 
@@ -459,4 +459,4 @@ def _interrupted(name: str, kind: Points, points: int) -> str:
 
 def _said(error: BaseException) -> str:
     first = str(error).partition("\n")[0]
-    return first if isinstance(error, AssertionError) else f"{type(error).__name__}: {first}"
+    return first if first and isinstance(error, AssertionError) else f"{type(error).__name__}: {first}"
