@@ -259,7 +259,7 @@ class _Cut:
 
 
 def what_an_interrupt_took_comes_next() -> None:
-    """C14: before those that follow it, though nobody can name it."""
+    """C14: before those that follow it, though nothing knows which one it is."""
     with opened() as marshal:
         consumer = marshal.consumer([TOPIC])
         first = consumer.poll(AGAIN_S)
