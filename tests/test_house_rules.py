@@ -156,8 +156,8 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (3, 820),
     "checkpoints": (3, 590),
     "cli": (24, 7_870),
-    "client": (33, 11_710),
-    "engine": (59, 18_610),
+    "client": (33, 11_750),
+    "engine": (59, 18_640),
     "kafka_marshal": (14, 2_850),
     "metrics": (6, 1_600),
     "node": (17, 4_520),
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (342, 105_680)
+MOST_OF_ALL = (342, 105_740)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -147,6 +147,8 @@ class Committed:
     ranges: tuple[tuple[int, int], ...]
     #: Open all the same, ascending.
     open: tuple[OpenMessages, ...] = ()
+    #: What a member of a coordinated group said with its ``commit(metadata=…)``; None: nothing yet.
+    metadata: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -701,9 +701,11 @@ class GroupConsumer(Consumer[plain_group.GroupConsumer]):
         """What this member works on, sorted."""
         return await self._calls(self.sync.pieces)
 
-    async def commit(self, timeout: float = COMMIT_TIMEOUT_S) -> None:
-        """When this returns, the log has all that is done of this member's pieces."""
-        await self._calls(self.sync.commit, timeout)
+    async def commit(
+        self, timeout: float = COMMIT_TIMEOUT_S, *, metadata: Mapping[tuple[str, int], str] | None = None
+    ) -> None:
+        """When this returns, the log has all that is done of this member's pieces, and these texts beside it."""
+        await self._calls(lambda: self.sync.commit(timeout, metadata=metadata))
 
     async def checkpoint(self) -> None:
         """Begin a checkpoint of the group now; as :meth:`kafka_marshal.GroupConsumer.checkpoint`."""

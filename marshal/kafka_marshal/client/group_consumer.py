@@ -10,6 +10,7 @@ import logging
 import shlex
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from shlex import quote
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -30,8 +31,10 @@ from kafka_marshal.logs import Event, RateLimit, log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.jobs import LongJob
 from kafka_marshal.ports import TopicInfo
-from kafka_marshal.types import Key
+from kafka_marshal.topic_names import named
+from kafka_marshal.types import Committed, Key
 from rationalizer import Outcome, Progress
+from rationalizer.limits import MAX_METADATA_BYTES
 
 #: The default timeout of ``commit`` (s).
 COMMIT_TIMEOUT_S = 5.0
@@ -54,6 +57,18 @@ class MemberPiece(NamedTuple):
 
 def _piece(piece: effects.Piece, callback: effects.Callback) -> MemberPiece:
     return MemberPiece(*piece.key, piece.lo, piece.hi, piece.token, callback is effects.Callback.REVOKE)
+
+
+def _texts(metadata: object) -> Mapping[Key, str]:
+    """What ``commit`` is to say beside the progress."""
+    given = {} if metadata is None else arguments.a_mapping("metadata", metadata)
+    for text in given.values():
+        if not isinstance(text, str) or len(text.encode(errors="replace")) > MAX_METADATA_BYTES:
+            raise ConfigurationError(
+                f"metadata has {text!r:.80}, and takes texts of up to {MAX_METADATA_BYTES} bytes (UTF-8). Nothing was "
+                "committed. Keep what is longer elsewhere, under a name that fits"
+            )
+    return dict(zip(arguments.partitions("metadata", list(given)), given.values(), strict=True))
 
 
 class GroupMember(CheckpointingMember):
@@ -129,17 +144,21 @@ class GroupMember(CheckpointingMember):
         """What this member works on, sorted."""
         return self._look(self._pieces)
 
-    def commit(self, timeout: float = COMMIT_TIMEOUT_S) -> None:
+    def commit(self, timeout: float = COMMIT_TIMEOUT_S, *, metadata: Mapping[Key, str] | None = None) -> None:
         """When this returns, the log has all that is done of this member's pieces.
 
         Without this call it is committed three times a session. Raises KafkaUnavailableError if the log does not show
         it within timeout seconds: then it is committed later, or the messages come again. Raises what ended the
         membership; ConfigurationError in a group that takes checkpoints, where progress moves only with them.
+
+        ``metadata``: (topic, partition) → a text of at most 255 bytes, which replaces that of before and is kept beside
+        the progress, for the next owner too: ``committed(…, ranges=True)`` has it (G14). Only for whole partitions that
+        this member works on; ConfigurationError otherwise, and nothing was committed.
         """
         timeout = arguments.seconds("timeout", timeout)
         self._begin(None)
         self._refuse_commit()
-        self._driver.call(self._carry_out_commit, timeout)
+        self._driver.call(self._carry_out_commit, timeout, _texts(metadata))
 
     def _state(self, now: float) -> str:
         is_over = self._closed or self._driver.is_over or self._driver.engine.failure is not None
@@ -153,12 +172,26 @@ class GroupMember(CheckpointingMember):
         piece = self._member.pieces.get(key)
         return -1 if piece is None else piece.epoch
 
-    def _carry_out_commit(self, timeout: float) -> None:
+    def _progress_of(self, key: Key) -> Committed:
+        return replace(super()._progress_of(key), metadata=self._member.view.metadata(key))
+
+    def _carry_out_commit(self, timeout: float, texts: Mapping[Key, str]) -> None:
+        engine, number = self._driver.engine, self._engine.number
         with self._driver.lock.locked():
             self._drain()
-            self._take(self._driver.engine.commit, self._engine.number)
+            if texts and (others := self._take(engine.describe, number, texts)):
+                raise ConfigurationError(
+                    f"commit(metadata=…): this member does not work on all of {named(*others[0])} now, or it has not "
+                    "begun there. Nothing was committed by this call. Name partitions of pieces() of which a message "
+                    "was done; of one whose keys are shared, no member can say it alone"
+                )
+            self._take(engine.commit, number)
+
+        def is_shown() -> bool:
+            return self._is_committed() and all(self._member.view.metadata(key) == texts[key] for key in texts)
+
         with self._driver.condition:
-            is_over = self._driver.wait_for(lambda: self._is_committed() or self._member.failure is not None, timeout)
+            is_over = self._driver.wait_for(lambda: is_shown() or self._member.failure is not None, timeout)
             self._driver.lock.check()
             if self._member.failure is not None:
                 raise self._member.failure

@@ -384,6 +384,11 @@ class Engine:
                 consumer.errors.append(error)
 
     @given
+    def describe(self, number: int, texts: Mapping[Key, str], now: float) -> list[Key]:
+        """``commit`` will say this beside the progress. Returns partitions for which it can't: of none then."""
+        return self.groups[number].reports.describe(texts)
+
+    @given
     def commit(self, number: int, now: float) -> None:
         """Commit at once what is done, in a coordinated group."""
         self.groups[number].reports.commit_all()

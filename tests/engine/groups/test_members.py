@@ -314,6 +314,24 @@ def test_g22_at_most_once_nothing_is_repeated_after_a_crash() -> None:
     assert len(seen) >= 160 - 10
 
 
+def test_g14_a_partition_that_has_not_begun_does_not_begin_with_a_text() -> None:
+    """Its metadata would be its progress: it would begin at its log's start, whatever the start is to be."""
+    net = net_of(1)
+    member = join(net, "a")
+    net.run_until(lambda: source(member).reports._pieces.keys() == {("t", 0)})
+    reports, texts = source(member).reports, {("t", 0): "x"}
+    assert group_of(net).kept("t", 0) is None
+    assert reports.describe(texts) == [("t", 0)]
+    net.run_until(lambda: works_on(member) == {0})
+    net.run(SESSION)
+    assert reports.describe(texts | {("t", 7): "y"}) == [("t", 7)]
+    assert reports.describe(texts) == []
+    net.run(SESSION)
+    kept = group_of(net).kept("t", 0)
+    assert kept is not None
+    assert kept.metadata == "x"
+
+
 def test_g21_a_pause_empties_the_group_and_its_end_fills_it_again() -> None:
     net = net_of(end=10)
     member = join(net, "a")

@@ -133,6 +133,20 @@ class GroupReports:
             self._through(piece, last_offset)
         return bool(self._entries)
 
+    def describe(self, texts: Mapping[Key, str]) -> list[Key]:
+        """Say this beside the progress of these partitions. Returns those for which this member can't: then of none."""
+        new = {key: text for key, text in texts.items() if self._view.metadata(key) != text}
+        cannot = [key for key in new if not self._may_describe(key)]
+        self._entries += [CommitEntry(*key, metadata=text) for key, text in new.items() if not cannot]
+        return cannot
+
+    def _may_describe(self, key: Key) -> bool:
+        piece = self._pieces.get(
+            key
+        )  # before its start a partition would begin with the text, at its log's start (G14)
+        is_whole = piece is not None and piece.span == (0, MAX_KEY_HASH)
+        return self._member.joined and is_whole and not self._view.is_first(key)
+
     def let_go_again(self, now: float) -> None:
         """Send each release again that the log has not answered in time."""
         for piece in self._pieces.values():

@@ -148,6 +148,12 @@ class GroupView:
         kept = None if group is None else group.kept(*key)
         return None if kept is None else kept.progress
 
+    def metadata(self, key: Key) -> str | None:
+        """What was committed beside the progress of a partition."""
+        group = self._member.group
+        kept = None if group is None else group.kept(*key)
+        return None if kept is None else kept.metadata
+
     def open(self, key: Key) -> Sequence[Hole]:
         progress, piece = self.whole_progress(key), self._pieces.get(key)
         if piece is not None and piece.keys is not None:
