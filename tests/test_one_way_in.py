@@ -25,6 +25,7 @@ CALLS = {
         "lease",
         "progress",
         "whole_progress",
+        "metadata",
         "state",
         "known_stable",
         "is_asked",
