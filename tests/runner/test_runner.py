@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal import ConfigurationError, Worker
-from kafka_marshal.runner.parent import merged
+from kafka_marshal.runner.parent import MOST_SILENT, Child, merged
 from kafka_marshal.testing.layout import free_ports
 from tests.client.conftest import Scene, wait_until
 
@@ -302,6 +302,38 @@ def test_without_a_reader_of_its_lines_it_ends(tmp_path: Path) -> None:
     assert process.stdout is not None
     process.stdout.close()
     assert process.wait(60) == 141
+
+
+def test_a_member_that_says_nothing_for_a_minute_is_replaced_and_one_that_says_a_line_is_not() -> None:
+    child = Child("w-1")
+    assert [child.checked() for _ in range(2 * MOST_SILENT)] == 2 * MOST_SILENT * [""], "it starts: no limit"
+    said = b'{"live": true, "text": "works"}\n'
+    for silence in (MOST_SILENT - 1, MOST_SILENT):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.sendall(said)
+        child._read_facts(ours, child.facts)
+        texts = [child.checked() for _ in range(silence)]
+    assert texts == [*(MOST_SILENT - 1) * [""], "it has said nothing for 60 s"]
+    child.end(1.0)
+    assert child.checked() == "", "it ends already"
+
+
+COROUTINE = """
+import asyncio
+
+async def handle(message):
+    await asyncio.sleep(0)
+    print(f"awaited {message.offset()}", flush=True)
+"""
+
+
+@pytest.mark.broker
+def test_a_coroutine_function_is_a_handler(scene: Scene, start: Start) -> None:
+    runner = start(COROUTINE, "--topics", scene.topic(1, 5))
+    runner.await_text(r"w-1 \| awaited", 5)
+    runner.process.terminate()
+    assert runner.await_end() == 0, runner.said()
 
 
 ILL = (

@@ -104,8 +104,8 @@ class Child:
         if self.process is not None:
             self.process.terminate()
 
-    def fault(self) -> str:
-        """Why only another process helps; "": it works, starts, or ends already."""
+    def checked(self) -> str:
+        """Called every LOOK_S: why only another process helps; "": it works, starts, or ends already."""
         self._silent += 1
         if self.end_by < math.inf or "live" not in self.facts:
             return ""
@@ -271,7 +271,7 @@ class Parent:
         is_planned = child.end_by < math.inf
         if (status := child.ended()) is None:
             self._has_worked = self._has_worked or "live" in child.facts
-            if fault := child.fault():
+            if fault := child.checked():
                 text = f"{child.name} is ended and started again, as only that helps: {fault}"
                 self.log(logging.WARNING, "process_replaced", text)
                 child.end(self._limit)
