@@ -11,6 +11,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from rationalizer.limits import is_later
+
 #: In place of the epoch of a share by batches: the hole has no owner.
 NO_OWNER: Final = -1
 
@@ -40,8 +42,13 @@ class Hole(NamedTuple):
 
     @property
     def is_parked(self) -> bool:
-        """Whether it is set aside until an operator decides."""
-        return self.reason is not None
+        """Whether it is set aside until an operator decides. (What waits for its time is not.)"""
+        return self.reason is not None and not is_later(self.reason)
+
+    @property
+    def is_later(self) -> bool:
+        """Whether it waits for a time, and is tried then (U2)."""
+        return self.reason is not None and is_later(self.reason)
 
 
 #: (left, right, holes): these take the place of the holes left … right − 1.

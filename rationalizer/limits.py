@@ -136,3 +136,11 @@ MAX_SNAPSHOT_PARTS: Final = 4_096
 #: number of leases: so a replica starts within a fraction of a second, and writing states of some 100 bytes a lease
 #: costs less than the log itself, whose records are as long.
 SNAPSHOT_INTERVAL: Final = 10_000
+
+#: What a reason begins with if its message is not set aside, but tried at the time that follows (U2).
+LATER: Final = "LATER "
+
+
+def is_later(reason: str) -> bool:
+    """Whether this reason is a time: "LATER 2026-11-30T09:20:00Z"."""
+    return len(reason) == 26 and reason.startswith(LATER) and reason.endswith("Z")

@@ -152,18 +152,18 @@ def test_no_function_is_too_long() -> None:
 #: names the price of a feature raises it.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (19, 5_610),
-    "admin": (16, 6_220),
+    "admin": (16, 6_230),
     "archive": (3, 820),
     "checkpoints": (3, 590),
-    "cli": (24, 7_870),
-    "client": (33, 11_750),
-    "engine": (59, 18_640),
-    "kafka_marshal": (14, 2_850),
-    "metrics": (6, 1_600),
+    "cli": (24, 7_880),
+    "client": (34, 11_880),
+    "engine": (59, 18_820),
+    "kafka_marshal": (14, 2_870),
+    "metrics": (6, 1_610),
     "node": (17, 4_520),
     "observe": (17, 5_930),
     "pipeline": (21, 8_040),
-    "rationalizer": (42, 10_030),
+    "rationalizer": (42, 10_040),
     "runner": (4, 620),
     "sinks": (7, 2_800),
     "snapshots": (5, 1_030),
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (342, 105_740)
+MOST_OF_ALL = (343, 106_130)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

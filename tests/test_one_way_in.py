@@ -43,6 +43,7 @@ CALLS = {
         "dropped",
         "open_from",
         "topic_id",
+        "log_time",
     ),
 }
 #: What user threads change without the lock, which the engine reads (``engine/inputs.py``): they note in a run what

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kafka_marshal.client.consumer import Consumer
     from kafka_marshal.client.dead_letters import DeadLetter, mark_repeats
     from kafka_marshal.client.group_consumer import GroupConsumer, MemberPiece
-    from kafka_marshal.client.handling import Hooks, Retry
+    from kafka_marshal.client.handling import Hooks, Retry, RetryAfter
     from kafka_marshal.client.health import Health
     from kafka_marshal.client.in_batches import MessagesFailedError
     from kafka_marshal.client.lease import ClaimedLease
@@ -130,6 +130,7 @@ __all__ = [
     "ReleaseIfBehind",
     "Restore",
     "Retry",
+    "RetryAfter",
     "ShareConsumer",
     "SharedBatch",
     "Start",
@@ -163,7 +164,7 @@ _LATER = {
     "client.consumer": "Consumer",
     "client.dead_letters": "DeadLetter mark_repeats",
     "client.group_consumer": "GroupConsumer MemberPiece",
-    "client.handling": "Hooks Retry",
+    "client.handling": "Hooks Retry RetryAfter",
     "client.in_batches": "MessagesFailedError",
     "client.health": "Health",
     "client.lease": "ClaimedLease",

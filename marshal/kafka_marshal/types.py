@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeVar
 
-from rationalizer.limits import MAX_KEY_HASH
+from rationalizer.limits import LATER, MAX_KEY_HASH, is_later
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -112,6 +112,26 @@ class TopicPartition(NamedTuple):
     epoch: int
 
 
+#: The last second that a datetime can have (ms), less a day for time zones.
+_LAST_MS = 253_402_214_399_000
+
+
+def reason_until(due_ms: float) -> str:
+    """Why a message is open that waits until then (log time, ms), rounded up to a second."""
+    at = datetime.fromtimestamp(-(min(due_ms, _LAST_MS) // -1000), UTC)
+    return f"{LATER}{at:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def due_of(reason: str | None) -> int | None:
+    """Until when (log time, ms) a message with this reason waits; None: it does not wait for a time."""
+    if reason is None or not is_later(reason):
+        return None
+    try:
+        return int(datetime.fromisoformat(reason[len(LATER) : -1] + "+00:00").timestamp() * 1000)
+    except ValueError:  # no time: it waits no longer
+        return 0
+
+
 @dataclass(frozen=True, slots=True)
 class OpenMessages:
     """Messages that progress has passed, and that are open all the same: offsets first … last (H1)."""
@@ -130,7 +150,12 @@ class OpenMessages:
     @property
     def is_parked(self) -> bool:
         """Whether they are set aside until an operator decides."""
-        return self.parked is not None
+        return self.parked is not None and not is_later(self.parked)
+
+    @property
+    def until(self) -> int | None:
+        """Until when (ms since 1970) they wait for their next try; None: they do not wait for a time."""
+        return due_of(self.parked)
 
 
 @dataclass(frozen=True, slots=True)

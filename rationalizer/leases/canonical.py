@@ -40,7 +40,7 @@ def _hole(named: str, row: object, owners: Collection[int], bounds: Bounds) -> H
     want(hole.first <= hole.last, f"a hole of {named} ends before it begins")
     want(hole.key_hash == NO_KEY or hole.first == hole.last, f"a hole of {named} has one key, and several messages")
     want(hole.since < bounds.next_offset, f"a hole of {named} is to come")
-    if hole.is_parked:
+    if hole.reason is not None:
         want(hole.owner == NO_OWNER and hole.key_hash != NO_KEY, f"a parked hole of {named} is no single message")
     if hole.owner != NO_OWNER:
         want(hole.owner in owners, f"a hole of {named} has an owner that shares no batches")

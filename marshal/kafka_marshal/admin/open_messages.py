@@ -26,6 +26,7 @@ from kafka_marshal.node.replica import Replica
 from kafka_marshal.observe.holes import PlacedHole, PointReads, holdings_of, read_at
 from kafka_marshal.observe.text import names_of, no_group
 from kafka_marshal.ports import Cluster, TopicPartition
+from kafka_marshal.types import due_of
 from rationalizer import (
     InvalidRecordError,
     Progress,
@@ -43,7 +44,7 @@ from rationalizer.levels import SHARING_LEVEL, SUPPORTED_LEVEL
 from rationalizer.limits import MAX_REASON_BYTES
 from rationalizer.wire.records import Opened, Parked
 
-State = Literal["parked", "waiting", "acquired"]
+State = Literal["parked", "later", "waiting", "acquired"]
 
 Action = Literal["redrive", "discard", "park"]
 
@@ -78,9 +79,10 @@ class OpenMessage:
     #: How often it was delivered, to all owners together.
     delivery_count: int
     #: "parked": set aside until ``redrive`` or ``discard``. "waiting": its owner, or the next worker, tries it again.
-    #: "acquired": in a worker's batch.
+    #: "later": the same, at the time ``until``. "acquired": in a worker's batch.
     state: State
-    #: Why it was set aside: the class of the exception, as a rule. None: it is not parked.
+    #: Why it was set aside: the class of the exception, as a rule; "LATER" and a time if it waits until then. None: it
+    #: is in no such state.
     reason: str | None
     #: The offset of the record that says so, in its partition of the coordination log.
     since: int
@@ -100,6 +102,11 @@ class OpenMessage:
     def place(self) -> Place:
         """(topic, partition, offset)"""
         return self.topic, self.partition, self.offset
+
+    @property
+    def until(self) -> int | None:
+        """Until when (ms since 1970) it waits for its next try; None: it does not wait for a time."""
+        return due_of(self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +294,8 @@ class GroupOpenMessages(AdminBase):
 
 def state_of(hole: Hole) -> State:
     """The state in the words of users."""
+    if hole.is_later:
+        return "later"
     return "parked" if hole.is_parked else "waiting" if hole.is_free else "acquired"
 
 
@@ -417,7 +426,7 @@ def _plan(
     holdings: Sequence[PlacedHole], action: Action, wish: _Wish, look: Callable[[TopicPartition], Progress | None]
 ) -> _Plan:
     """look: the group's progress of a partition; the lock is held."""
-    plan = _Plan(reasons=Counter(each.hole.reason for each in holdings if each.hole.reason is not None))
+    plan = _Plan(reasons=Counter(each.hole.reason or "" for each in holdings if each.hole.is_parked))
     if wish.places is None:
         plan.is_all = True
         plan.todo = [
@@ -450,7 +459,7 @@ def _not_open(offset: int, stable: int | None) -> str:
 def _why_not(action: Action, hole: Hole) -> str:
     """Why an open message can't be settled in this way; "": it can."""
     state = state_of(hole)
-    if action == "redrive" and state != "parked":
+    if action == "redrive" and state not in ("parked", "later"):
         return IN_A_BATCH if state == "acquired" else "it waits for its next try already"
     return f"it is set aside already ({hole.reason})" if action == "park" and state == "parked" else ""
 

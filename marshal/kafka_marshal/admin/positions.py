@@ -88,7 +88,7 @@ class Keep:
                 ranges.append((self.since, progress.stable))
             # What is not done stays so; what was set aside stays set aside.
             for hole in progress.open:
-                if not hole.is_parked:
+                if hole.reason is None:
                     ranges = [part for each in ranges for part in without(each, hole.first, hole.last)]
         stable, kept = interval_union(after - 1, ranges)
         return stable + 1, kept
@@ -252,8 +252,8 @@ def open_at(
     """
     most = MAX_OFFSET if why_lost else after - 1
     holes = [] if progress is None else [hole for hole in progress.open if hole.first <= most]
-    closed = tuple((hole.first, min(hole.last, most)) for hole in holes if why_lost or not hole.is_parked)
-    return closed, tuple(hole.first for hole in holes if hole.is_parked and not why_lost)
+    closed = tuple((hole.first, min(hole.last, most)) for hole in holes if why_lost or hole.reason is None)
+    return closed, tuple(hole.first for hole in holes if hole.reason is not None and not why_lost)
 
 
 # -- the positions before a move, in a file --------------------------------------------------------------------------

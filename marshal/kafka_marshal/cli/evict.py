@@ -268,7 +268,7 @@ def forget_group(options: Options, group: str, within: int, force: bool) -> int:
             "group": group,
             "leases": len(leases),
             "held": held,
-            "open": {state: still_open[state] for state in ("parked", "waiting", "acquired")},
+            "open": {**dict.fromkeys(("parked", "waiting", "acquired"), 0), **still_open},
             **_lost_json(lost),
         }
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from kafka_marshal.observe.ownership import Ownership, PieceOwnership
     from kafka_marshal.observe.view import LiveView
     from kafka_marshal.ports import LogEntry
-    from kafka_marshal.types import LeaseInfo
+    from kafka_marshal.types import LeaseInfo, OpenMessages
     from rationalizer import Outcome, Progress, Record, World
     from rationalizer.history import LeaseKey, Span
 
@@ -712,6 +712,12 @@ def _found(view: LiveView, topic: str, partition: int, hashed: int, group: str |
         yield _key_json(info, done, hashed)
 
 
+def _state_of(open_: OpenMessages) -> str:
+    if open_.until is not None:
+        return "later"
+    return "parked" if open_.is_parked else "acquired" if open_.holder is not None else "waiting"
+
+
 def _key_json(info: LeaseInfo, done: Progress, hashed: int) -> dict[str, Any]:
     sharers = [each for each in info.sharers if each.keys is None or each.keys[0] <= hashed <= each.keys[1]]
     owners = [(each.client_id, each.epoch) for each in sharers]
@@ -725,7 +731,7 @@ def _key_json(info: LeaseInfo, done: Progress, hashed: int) -> dict[str, Any]:
         "open": [
             {
                 "offset": each.first,
-                "state": "parked" if each.is_parked else "acquired" if each.holder is not None else "waiting",
+                "state": _state_of(each),
                 "delivery_count": each.delivery_count,
                 "reason": each.parked,
             }

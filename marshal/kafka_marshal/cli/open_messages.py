@@ -80,7 +80,8 @@ def open_messages(options: Options, group: str, partitions: tuple[tuple[str, int
 
     Those set aside after their last try (parked), those that wait for their next try, and those in a worker's batch:
     with their keys, how often each was delivered, why it was set aside, since when, and by which client. A message
-    that retention took is marked. `show` prints one whole, `redrive` has it tried again, `discard` counts it as done.
+    that retention took is marked; one that waits until a time for its try is in the state later. `show` prints one
+    whole, `redrive` has it tried again, `discard` counts it as done.
     Nothing is changed.
 
     \b
@@ -107,6 +108,7 @@ def open_messages(options: Options, group: str, partitions: tuple[tuple[str, int
 #: State → what may be done with a message, and the command.
 _REMEDY = {
     "parked": ("Try it again", "redrive"),
+    "later": ("Try it now", "redrive"),
     "waiting": ("Set it aside, so that its key continues", "park"),
 }
 
@@ -136,6 +138,7 @@ def _counted(found: Sequence[OpenMessage]) -> str:
         why = ", ".join(f"{amount:,} {reason}" for reason, amount in reasons.most_common())
         parts.append(f"{states['parked']:,} set aside ({why})")
     parts += [f"{states['waiting']:,} waiting for the next try"] if states["waiting"] else []
+    parts += [f"{states['later']:,} waiting for their time"] if states["later"] else []
     parts += [f"{states['acquired']:,} in workers' batches"] if states["acquired"] else []
     return ", ".join(parts) or "no open messages"
 
@@ -160,7 +163,7 @@ def _rows(found: Sequence[OpenMessage]) -> Iterator[list[str | Cell]]:
             Cell("-", "dim") if first.gone or first.key is None else _cell(_text(first.key)),
             str(first.delivery_count),
             "gone" if first.gone else first.state,
-            first.reason or "-",
+            (first.reason or "-") if first.until is None else f"until {time_text(first.until)}",
             "-" if first.time is None else Cell(time_text(first.time), short=clock_text(first.time, now_ms)),
             first.client or "-",
             _cell(message),
@@ -185,7 +188,8 @@ def _at(message: OpenMessage) -> str:
 def _json(message: OpenMessage) -> dict[str, object]:
     names = "group topic partition offset key_hash delivery_count state reason since time client"
     key = bytes_json("key", message.key)
-    return {**fields_of(message, names), **key, "gone": message.gone, "unread": message.unread or None}
+    until = {} if message.until is None else {"until": message.until}
+    return {**fields_of(message, names), **until, **key, "gone": message.gone, "unread": message.unread or None}
 
 
 # -- what changes something ----------------------------------------------------------------------------------

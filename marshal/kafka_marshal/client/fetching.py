@@ -590,7 +590,8 @@ class FetchingConsumer(AnyConsumer[S]):
                 said = self._inbox.popleft()
                 self._done_after_close += said.size if isinstance(said, RunOf) else 1
             return
-        if self._delivery.in_lanes.lanes.has_returned:
+        waits = self._delivery.in_lanes.lanes.has_waits  # that is reported before its partition is released
+        if not waits and self._delivery.in_lanes.lanes.has_returned:
             self._take(self._delivery.in_lanes.returned)
         done: list[Message] = []
         finished: list[Finished] = []
@@ -613,6 +614,8 @@ class FetchingConsumer(AnyConsumer[S]):
             self._take(self._delivery.done, done)
         if finished:
             self._take(self._delivery.finish, finished)
+        if waits:
+            self._take(self._delivery.in_lanes.returned)
         if self._hand.in_doubt:
             self._take(self._hand.regather, self._engine)
 

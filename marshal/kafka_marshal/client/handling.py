@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import IntEnum
 from inspect import iscoroutinefunction
 from random import Random
@@ -76,6 +77,14 @@ JITTER = 0.5
 Handler = Callable[[Any], object] | Callable[[Any], Awaitable[object]]
 
 
+class RetryAfter(Exception):  # noqa: N818 - a handler raises it to ask for something
+    """Raised by a handler: this try has failed, and the next one begins after this many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds: float = arguments.seconds("RetryAfter", seconds)
+        super().__init__(f"to be tried again after {self.seconds:g} s")
+
+
 @dataclass(frozen=True, slots=True)
 class Retry:
     """When a message whose handler failed is tried again, in its place: later messages of its key wait.
@@ -94,18 +103,23 @@ class Retry:
     not_on: tuple[type[Exception], ...] = ()
     #: Tries that wait are logged, so they survive handovers and restarts: ``Attempt.number`` counts all owners' tries.
     durable: bool = False
+    #: after(error, attempt): the seconds before the next try, instead of ``backoff``; attempt: 1 after the first try.
+    after: Callable[[BaseException, int], float] | None = None
 
     def __post_init__(self) -> None:
         if self.attempts is not None:
             arguments.a_whole("attempts", self.attempts, 1, MOST_ATTEMPTS)
         arguments.a_flag("durable", self.durable)
+        if self.after is not None:
+            arguments.a_function("after", self.after, "error, attempt")
         _check_backoff(self.backoff)
         object.__setattr__(self, "on", _kinds("on", self.on))
         object.__setattr__(self, "not_on", _kinds("not_on", self.not_on))
 
     def is_worth(self, error: BaseException, fate: Fate) -> bool:
         """Whether to retry a failure. (Temporary errors of this library are retried, unless ``not_on`` has them.)"""
-        return not isinstance(error, self.not_on) and (fate is Fate.RETRIED or isinstance(error, self.on))
+        is_kind = fate is Fate.RETRIED or isinstance(error, (RetryAfter, *self.on))
+        return is_kind and not isinstance(error, self.not_on)
 
     def delay(self, failures: int, rng: Random) -> float:
         """How long to wait (s) after this number of failures of a message."""
@@ -113,8 +127,15 @@ class Retry:
         longest = min(most, first * 2.0 ** min(failures - 1, 64))
         return longest * rng.uniform(1 - JITTER, 1)
 
-    def checked_delay(self, failures: int, rng: Random) -> float:
-        """The result of ``delay`` (s), which a subclass may override. Raises ConfigurationError if it is invalid."""
+    def checked_delay(self, failures: int, rng: Random, error: BaseException | None = None) -> float:
+        """How long to wait (s): as the error says, or ``after``, or ``delay``, which a subclass may override.
+
+        Raises ConfigurationError if it is invalid.
+        """
+        if isinstance(error, RetryAfter):
+            return error.seconds
+        if self.after is not None and error is not None:
+            return arguments.seconds("what Retry(after=…) returns", self.after(error, failures))
         return arguments.seconds(f"what {type(self).__name__}.delay() returns", self.delay(failures, rng))
 
 
@@ -175,6 +196,7 @@ class RunSettings(TypedDict, total=False):
     park: bool
     batch: int | None
     linger: float
+    not_before: Callable[[Message], datetime | None] | None
 
 
 #: How long ``run`` waits at its end for handlers that have begun (s).
@@ -191,6 +213,7 @@ RUN: RunSettings = {
     "park": False,
     "batch": None,
     "linger": 0.05,
+    "not_before": None,
 }
 
 #: Members that share partitions by batches keep no other.
@@ -213,6 +236,7 @@ class RunOptions:
     #: The handler gets a list of at most this many; None: one message.
     batch: int | None = None
     linger: float = 0.0
+    not_before: Callable[[Message], datetime | None] | None = None
     is_async: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -257,15 +281,17 @@ class RunOptions:
             arguments.an_instance("hooks", each, Hooks, "a list of Hooks")
         if deserialize is not None:
             arguments.a_function("deserialize", deserialize, "message")
+        if (not_before := found["not_before"]) is not None:
+            arguments.a_function("not_before", not_before, "message")
         made, hooked = retry or ONCE, tuple(hooks)
         park = arguments.a_flag("park", found["park"])
         if consumer.settings.sharing is not None:
             _check_shared(order, made, at_most_once=consumer.settings.sharing.at_most_once)
         check_park(consumer, made, park=park, dead_letters=dead_letters)
         batch, linger = found["batch"], arguments.seconds("linger", found["linger"])
-        _check_batch(consumer, batch, has_linger="linger" in given)
+        _check_batch(consumer, batch, has_linger="linger" in given, waits=not_before is not None)
         of_run = (handle, concurrency, order, made, dead_letters, drain_timeout, hooked, deserialize)
-        return cls(*of_run, park, batch, linger)
+        return cls(*of_run, park, batch, linger, not_before)
 
     @property
     def is_durable(self) -> bool:
@@ -293,7 +319,7 @@ def _check_shared(order: str, retry: Retry, *, at_most_once: bool) -> None:
         )
 
 
-def _check_batch(consumer: ConsumerOptions, batch: int | None, *, has_linger: bool) -> None:
+def _check_batch(consumer: ConsumerOptions, batch: int | None, *, has_linger: bool, waits: bool) -> None:
     """Raises ConfigurationError if the handler can't get lists, or not as wanted."""
     if batch is None:
         if has_linger:
@@ -303,6 +329,12 @@ def _check_batch(consumer: ConsumerOptions, batch: int | None, *, has_linger: bo
             )
         return
     arguments.a_whole("batch", batch, 1, MOST_IN_A_BATCH)
+    if waits:
+        raise ConfigurationError(
+            "run(…, batch=…) does not work with not_before=: a list would wait for the latest of its messages. Nothing "
+            "was delivered. Leave one of them out, or let the handler name those that are too early: raise "
+            "MessagesFailedError({message: RetryAfter(seconds)})"
+        )
     group = consumer.settings.group
     if group is not None and group.checkpoints is not None:
         raise ConfigurationError(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kafka_marshal.client.attempt import Attempt, current, in_batch
-from kafka_marshal.client.handling import Fate, deserialized, fate_of
+from kafka_marshal.client.handling import Fate, RetryAfter, deserialized, fate_of
 from kafka_marshal.client.tries import Tries
 from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.errors import ConfigurationError, LeaseLostError
@@ -123,7 +123,7 @@ class Gathered:
                 named, error = self._named(error), None
             except ConfigurationError as wrong:
                 error = wrong
-        whole = error if len(self.ones) > 1 else None
+        whole = error if len(self.ones) > 1 and not isinstance(error, RetryAfter) else None
         ends = whole is not None and fate_of(whole) is Fate.ENDS
         if whole is not None and ends:
             self._tries.end(whole)  # first, so that none of the others begins again

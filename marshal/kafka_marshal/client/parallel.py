@@ -170,6 +170,8 @@ class Runner:
                 self._workers.put(self._lanes.reopened(now))
                 self._workers.look(now)
                 self._tries.failures.look(now)
+                if self._lanes.has_due:
+                    self._tries._wake_timer()
                 with self._driver.lock.locked(step=False):
                     if self._consumer._is_over():
                         break

@@ -13,13 +13,14 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
+from kafka_marshal.client import waiting
 from kafka_marshal.client.attempt import Attempt, Handling, current
 from kafka_marshal.client.batch import Look
 from kafka_marshal.client.breaker import SLOWEST_PACE_MS, Breaker
 from kafka_marshal.client.dead_letters import headers_of
 from kafka_marshal.client.failures import RunFailures, shortened
 from kafka_marshal.client.fetching import FetchingConsumer
-from kafka_marshal.client.handling import Fate, RunOptions, fate_of
+from kafka_marshal.client.handling import Fate, RetryAfter, RunOptions, fate_of
 from kafka_marshal.client.transactions import Output
 from kafka_marshal.engine.work.assignment import stable_of
 from kafka_marshal.engine.work.in_lanes import Finished
@@ -222,7 +223,9 @@ class Tries:
         message = self.lanes.begin(lane, now, self.call)
         if self._awaited and self.are_few_ready:
             self._wake()
-        return None if message is None else self.attempt(lane, message)
+        if message is None or self._is_early(lane, cast("Message", message), now):
+            return None
+        return self.attempt(lane, message)
 
     def attempt(self, lane: Lane, message: object) -> Attempt:
         """The try of a lane that has begun."""
@@ -233,6 +236,23 @@ class Tries:
         if self.options.hooks:
             self._call_hooks("before", attempt)
         return attempt
+
+    def _is_early(self, lane: Lane, message: Message, now: float) -> bool:
+        """Whether this try has to wait for its time: then it has not begun, and its handler is free."""
+        not_before = self.options.not_before
+        if not_before is None or lane.number > 1 or lane.due is not None:
+            return False
+        view = self.consumer._engine.source.view
+        wait_ms = waiting.wait_of(not_before, message, view.log_time(lane.assignment.lease.cp, now))
+        if wait_ms <= 0:
+            return False
+        if wait_ms > waiting.IN_MEMORY_S * 1000:
+            if (refusal := waiting.why_not_logged(self.consumer, wait_ms)) is not None:
+                raise refusal
+            waiting.log_it(self.consumer, lane, message, wait_ms, lane.before)
+        self._returned(lane, self.lanes.failed(lane, now + wait_ms, self.call, waits=True, has_begun=False))
+        self._wake_timer()
+        return True
 
     def done(self, lane: Lane, attempt: Attempt, began: float) -> bool:
         """A handler has returned; whether its lane is ready again: then the caller takes it or puts it back."""
@@ -282,17 +302,26 @@ class Tries:
             self.lanes.hot.note(lane.assignment.key, attempt.message.key(), ms, self.runtime.now_ms())
         topic = attempt.message.topic()
         self.consumer._handled.failed(topic, error)
-        if isinstance(error, Exception):
+        is_asked = isinstance(error, RetryAfter)  # what the handler asks for is no outage, and no warning
+        if isinstance(error, Exception) and not (is_asked and not attempt.is_last):
             self.failures.failed(attempt, error)
-        is_outage = self.options.park and fate is not Fate.ENDS and self._is_outage(attempt)
+        is_outage = self.options.park and not is_asked and fate is not Fate.ENDS and self._is_outage(attempt)
         if fate is Fate.ENDS:
             self.give_up(lane, attempt, error)
         elif is_outage or (not attempt.is_last and self.options.retry.is_worth(error, fate)):
-            delay_ms = self.options.retry.checked_delay(attempt.number, self._rng) * 1000
+            delay_ms = self.options.retry.checked_delay(attempt.number, self._rng, error) * 1000
             if is_outage:
                 delay_ms = min(delay_ms, SLOWEST_PACE_MS)
+            is_long = (is_asked or self.options.retry.after is not None) and delay_ms > waiting.IN_MEMORY_S * 1000
+            if is_long and (refusal := waiting.why_not_logged(self.consumer, delay_ms)) is not None:
+                refusal.__cause__ = error
+                self.give_up(lane, attempt, refusal, sets_aside=True)
+                return
             self.consumer._handled.retried(topic)
-            self._put_aside(lane, self.runtime.now_ms() + delay_ms)
+            if is_long:
+                waiting.log_it(self.consumer, lane, attempt.message, delay_ms, attempt.number)
+            due = self.runtime.now_ms() + delay_ms
+            self._returned(lane, self.lanes.failed(lane, due, self.call, waits=is_long))
             self._wake_timer()
         elif self.letters is not None and isinstance(error, Exception) and fate is Fate.FAILED:
             self.letters.send(lane, attempt, error)
@@ -342,10 +371,11 @@ class Tries:
         self.consumer._handled.put_aside(attempt.message.topic())
         self.failures.put_aside(attempt, error, topic)
 
-    def give_up(self, lane: Lane, attempt: Attempt, error: BaseException) -> None:
-        """The run ends with this error, and the message comes again."""
+    def give_up(self, lane: Lane, attempt: Attempt, error: BaseException, *, sets_aside: bool = False) -> None:
+        """The run ends with this error, and the message comes again. sets_aside: setting it aside is no way round."""
         self.end(error)
-        self.note(attempt, error, self.options.park or self.letters is not None or not isinstance(error, Exception))
+        sets_aside = sets_aside or self.options.park or self.letters is not None or not isinstance(error, Exception)
+        self.note(attempt, error, sets_aside)
         self._put_aside(lane, None)
 
     def given_back(self, lane: Lane) -> None:
@@ -404,6 +434,7 @@ class Tries:
     # The timer.
 
     def _wake_timer(self) -> None:
+        self.lanes.has_due = False
         with self.news:
             if not self._timer_runs:
                 try:

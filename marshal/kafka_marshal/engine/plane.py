@@ -101,6 +101,9 @@ class ReplicaView(Protocol):
     def hole_count(self, cp: int) -> int:
         """How many holes all groups have in a CP (H1)."""
 
+    def log_time(self, cp: int, now: float) -> float:
+        """What the log time of a CP is by now (ms), if our clock and the brokers' run alike."""
+
     def is_stopped(self, cp: int) -> bool:
         """Whether a CP is at a level that this release does not know (E4)."""
 

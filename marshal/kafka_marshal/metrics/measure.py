@@ -223,6 +223,7 @@ class MarshalMeter:
                         lease_remaining_seconds=max(0.0, lease.proven_until - now) / 1000,
                         held_back=key in waiting,
                         parked=sum(hole.is_parked for hole in holes),
+                        later=sum(hole.is_later for hole in holes),
                         waiting=sum(hole.last - hole.first + 1 for hole in holes if hole.is_free),
                         acquired=sum(hole.last - hole.first + 1 for hole in holes if hole.owner != NO_OWNER),
                         shared=isinstance(lease, ShareLease | KeyParts),

@@ -34,6 +34,8 @@ class PartitionMetrics(NamedTuple):
     parked: int = 0
     waiting: int = 0
     acquired: int = 0
+    #: Messages that wait until a time for their next try.
+    later: int = 0
     #: Others may share it with this member.
     shared: bool = False
     #: The part of its work that is of one key which takes more than half of what a handler can do; None: no key does.
@@ -352,7 +354,7 @@ _OPEN = _each(
     lambda x: [
         ((one.topic, str(one.partition), state), amount)
         for one in x.partitions
-        for state, amount in (("waiting", one.waiting), ("acquired", one.acquired))
+        for state, amount in (("waiting", one.waiting), ("later", one.later), ("acquired", one.acquired))
         if amount
     ],
 )
@@ -402,7 +404,8 @@ CATALOGUE: tuple[Metric, ...] = (
         "Messages that are set aside, of partitions that this member holds or shares."
     ),
     _gauge("kafka_marshal.open_messages", "{message}", _OPEN).means(
-        "Messages that wait for their next try, or are in a worker's batch, of partitions that it holds or shares."
+        "Messages that wait for their next try (later: until a time), or are in a worker's batch, of partitions that "
+        "it holds or shares."
     ),
     _gauge("kafka_marshal.shares", "{partition}", _member(lambda x: sum(one.shared for one in x.partitions))).means(
         "Partitions that this member shares with others, or may."

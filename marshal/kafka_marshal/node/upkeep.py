@@ -15,6 +15,7 @@ from kafka_marshal.node.log_keeper import LogKeeper
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.runtime import Executor
 from rationalizer import Outcome, SettleOffsets, SettlingMessages, codes
+from rationalizer.limits import is_later
 
 
 class Levels:
@@ -80,6 +81,8 @@ class Tally:
         is_operator = outcome.by_operator
         for what, entries in (("discarded", message.done), ("redriven", message.open), ("parked", message.parked)):
             for entry, code in zip(entries, codes_of, strict=False):
+                if what == "parked" and is_later(str(entry[-1])):
+                    continue  # it waits for its time
                 if code == codes.OK and (is_operator or what == "parked"):
                     self.settled[what] += 1 if what == "parked" else entry[1] - entry[0] + 1
 

@@ -516,13 +516,15 @@ def open_text(group: GroupRow) -> str:
     """The open messages of a group in words; "": there are none."""
     parts = []
     if group.parked:
-        reasons = Counter(each.parked for row in group.leases for each in row.open if each.parked is not None)
+        reasons = Counter(each.parked for row in group.leases for each in row.open if each.is_parked)
         parts.append(f"{group.parked:,} set aside ({', '.join(f'{n:,} {why}' for why, n in reasons.most_common(5))})")
     taken = sum(
         each.last - each.first + 1 for row in group.leases for each in row.open if each.holder and not each.is_parked
     )
-    waiting = group.open_messages - taken
+    later = sum(each.until is not None for row in group.leases for each in row.open)
+    waiting = group.open_messages - taken - later
     parts += [f"{waiting:,} waiting for the next try"] if waiting else []
+    parts += [f"{later:,} waiting for their time"] if later else []
     parts += [f"{taken:,} in workers' batches"] if taken else []
     return ", ".join([*parts, *crowded_text(group)])
 

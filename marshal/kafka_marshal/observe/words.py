@@ -45,7 +45,7 @@ from rationalizer import (
     route_lease,
 )
 from rationalizer.levels import CHECKPOINTS_LEVEL
-from rationalizer.limits import MAX_KEY_HASH
+from rationalizer.limits import MAX_KEY_HASH, is_later
 from rationalizer.marker import said_by
 from rationalizer.wire.records import KINDS, Belongs, Done, LeaseRecord, Opened, Parked
 from rationalizer.wire.wellformed import END, LET_GO, PIN, REACHED_AND_LEAVES, REFUSED, START
@@ -274,7 +274,9 @@ def _settled(done: Done, opened: Opened, parked: Parked, by_operator: bool) -> l
     by_reason: dict[str, list[str]] = {}
     for offset, _, _, reason in parked:
         by_reason.setdefault(reason, []).append(str(offset))
-    return [*parts, *(f"parks {listed(offsets)} ({reason})" for reason, offsets in by_reason.items())]
+    for reason, offsets in by_reason.items():
+        parts.append(f"{'has wait' if is_later(reason) else 'parks'} {listed(offsets)} ({reason})")
+    return parts
 
 
 def _range(entry: Sequence[object]) -> str:

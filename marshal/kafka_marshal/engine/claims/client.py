@@ -93,6 +93,9 @@ class LeaseView:
     def hole_count(self, cp: int) -> int:
         return self._peers.hole_count(cp)
 
+    def log_time(self, cp: int, now: float) -> float:
+        return self._peers.log_time(cp, now)
+
     def is_stopped(self, cp: int) -> bool:
         return self._peers.is_stopped(cp)
 

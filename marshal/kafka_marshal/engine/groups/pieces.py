@@ -188,6 +188,9 @@ class GroupView:
     def hole_count(self, cp: int) -> int:
         return self._worlds[cp].hole_count()
 
+    def log_time(self, cp: int, now: float) -> float:
+        return self._worlds[cp].log_time + (0.0 if self._moved is None else now - self._moved)
+
     def is_stopped(self, cp: int) -> bool:
         return self._worlds[cp].required_level is not None
 

@@ -245,8 +245,8 @@ class Deliveries(Protocol):
     def skip(self, assignment: Assignment, offset: int) -> None:
         """An operator has set this message aside: no handler gets it again; one that has it may finish."""
 
-    def admit(self, assignment: Assignment, offset: int) -> None:
-        """The log has the try of this message that is about to begin."""
+    def admit(self, assignment: Assignment, offset: int, redriven: int | None = None) -> None:
+        """The log has the try of this message that is about to begin. redriven: the tries that count, if it waits."""
 
 
 class Mover(Protocol):
@@ -594,9 +594,9 @@ class Assignment:
         """An operator has set this message aside: no handler gets it again."""
         self.consumer.delivery.skip(self, offset)
 
-    def admit(self, offset: int) -> None:
-        """The log has the try of this message that is about to begin."""
-        self.consumer.delivery.admit(self, offset)
+    def admit(self, offset: int, redriven: int | None = None) -> None:
+        """The log has the try of this message that is about to begin. redriven: the tries that count, if it waits."""
+        self.consumer.delivery.admit(self, offset, redriven)
 
     def refetch(self) -> None:
         """Have the reader continue at ``fetch_from``."""

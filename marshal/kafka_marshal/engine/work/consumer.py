@@ -238,7 +238,7 @@ class ConsumerEngine:
     def spread(self, run: Run, now: float) -> list[Lane]:
         """Spread a run over lanes. Returns those that became ready."""
         wary = self.settlements.look_after(run, now)
-        ready = self.delivery.in_lanes.spread(run, wary)
+        ready = self.delivery.in_lanes.spread(run, wary, now)
         if wary is not None:
             self.settlements.send(run.assignment, now)
         return ready
@@ -256,6 +256,17 @@ class ConsumerEngine:
             self.delivery.owed.came_back(key, offset)
             return False
         return self.delivery.set_aside(assignment, offset, key_hash, attempts, reason, now)
+
+    @given
+    def later(
+        self, key: Key, token: int, offset: int, key_hash: int, attempts: int, wait_ms: float, now: float
+    ) -> None:
+        """The next try of a message waits for this long: the log is to show it. attempts: those that have begun."""
+        if (assignment := self.of(key, token)) is not None:
+            most = self.delivery.in_lanes.lanes.most_tries
+            counted = attempts if most is None else min(attempts, most - 1)
+            due = self.source.view.log_time(assignment.lease.cp, now) + wait_ms
+            assignment.opened.later(offset, key_hash, counted, due)
 
     @given
     def untake(self, key: Key, token: int, is_known: bool, now: float) -> None:

@@ -49,7 +49,7 @@ class Copy(NamedTuple):
     def of(cls, progress: Progress, metadata: str | None) -> Copy:
         """The copy of this progress, as far as there is room for its open messages."""
         after = progress.stable + 1
-        holes = [hole for hole in progress.open if hole.first < after or hole.is_parked]
+        holes = [hole for hole in progress.open if hole.first < after or hole.reason is not None]
         offset = min([after, *(hole.first for hole in holes)])
         is_short = False
         room = MOST_BYTES - len(cls(offset, after, (), 2**62, metadata or "").text.encode())

@@ -23,6 +23,7 @@ from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.in_lanes import Finished, InLanes
 from kafka_marshal.engine.work.lane import HeldBack, LeftBehind, lasting
+from kafka_marshal.engine.work.open_messages import waits_until
 from kafka_marshal.engine.work.run import first_in_hand, offset_of
 from kafka_marshal.engine.work.stuck import SAID_EVERY_MS
 from kafka_marshal.engine.work.tracker import InFlight
@@ -189,6 +190,8 @@ class Delivery:
         #: A handler took too long, and no user's thread has called since; see is_hung().
         self._overdue = False
         self._heard_at = 0.0
+        #: Assignments with open messages that wait for their time, in their buffers.
+        self._early: dict[Assignment, None] = {}
 
     @given
     def fetched(self, key: Key, messages: list[Message], now: float) -> None:
@@ -202,6 +205,8 @@ class Delivery:
                 assignment.buffer.came_at = now
             assignment.put(messages)
             self._turns.setdefault(assignment)
+            if assignment.buffer.early:
+                self._early[assignment] = None
 
     def fullest(self, now: float) -> int:
         """The most messages that one partition can hand out now. Called by a user's thread.
@@ -250,11 +255,26 @@ class Delivery:
     def heard(self, now: float) -> None:
         """A user's thread has called."""
         self._heard_at = now
+        if self._early:
+            self._release_early(now)
         if self.in_lanes.are_used and self.in_lanes.is_durable:
             self._consumer.settlements.log_alone(now)
         if self._overdue:
             self._overdue = False
             self._consumer.source.look_again()
+
+    def _release_early(self, now: float) -> None:
+        """Let open messages be taken that wait for their time: in lanes they keep their keys; otherwise when due."""
+        is_for_lanes = self.in_lanes.are_used and self.in_lanes.is_active
+        for assignment in list(self._early):
+            at = inf if is_for_lanes else self._consumer.source.view.log_time(assignment.lease.cp, now)
+            buffer, before = assignment.buffer, assignment.buffer.size
+            buffer.release([x for x in buffer.early if (waits_until(assignment.open, x) or 0) <= at])
+            if buffer.size > before and not assignment.over:
+                buffer.came_at = buffer.came_at if before else now
+                self._turns.setdefault(assignment)
+            if assignment.over or not buffer.early:
+                del self._early[assignment]
 
     @property
     def left_behind(self) -> list[LeftBehind]:
@@ -414,7 +434,10 @@ class Delivery:
 
     def _put_back(self, assignment: Assignment, messages: list[Message], covers_from: int) -> None:
         if len(messages) == 1 and assignment.tracker.done.is_done(offset_of(messages[0])):  # it is open in the log
-            assignment.buffer.put_open(messages[0], covers_from)
+            is_early = waits_until(assignment.open, offset_of(messages[0])) is not None
+            assignment.buffer.put_open(messages[0], covers_from, is_early=is_early)
+            if is_early:
+                self._early[assignment] = None
         else:
             assignment.buffer.put_back(messages, covers_from)
         if assignment not in self._turns:
@@ -483,9 +506,12 @@ class Delivery:
         """An operator has set this message aside: no handler gets it again; one that has it may finish."""
         self.in_lanes.lanes.skip(assignment, offset)
 
-    def admit(self, assignment: Assignment, offset: int) -> None:
-        """The log has the try of this message that is about to begin."""
-        self.in_lanes.lanes.admit(assignment, offset)
+    def admit(self, assignment: Assignment, offset: int, redriven: int | None = None) -> None:
+        """The log has the try of this message that is about to begin. redriven: the tries that count, if it waits."""
+        if redriven is not None:
+            self.in_lanes.lanes.hasten(assignment, offset, redriven)
+        else:
+            self.in_lanes.lanes.admit(assignment, offset)
 
     @given
     def done_run(self, run: Run, now: float) -> None:

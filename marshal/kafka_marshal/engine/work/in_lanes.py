@@ -19,7 +19,7 @@ from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage, Tracker
 from kafka_marshal.engine.work.lane import HeldBack, Lane, LoopKeys
 from kafka_marshal.engine.work.lanes import Lanes
-from kafka_marshal.engine.work.open_messages import Try, Wary, hash_of, is_mine, take_back
+from kafka_marshal.engine.work.open_messages import Try, Wary, hash_of, is_mine, take_back, waits_until
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.tracker import InFlight
@@ -395,7 +395,7 @@ class InLanes:
     def _hold(self, key: Key, up_to: float) -> None:
         self.lanes.hold(key, up_to)
 
-    def spread(self, run: Run, wary: Wary | None = None) -> list[Lane]:
+    def spread(self, run: Run, wary: Wary | None = None, now: float = 0.0) -> list[Lane]:
         """Spread a run that was handed out over lanes. Returns the lanes that became ready."""
         opened, messages = run.assignment.open, run.into_lanes()
         tried: Mapping[int, int] | None = None if opened is None else opened.tried
@@ -403,7 +403,19 @@ class InLanes:
             tried = {**(tried or {}), **wary.tried}
             messages = [message for message in messages if offset_of(message) not in wary.crashed]
             self.lanes.watch(run.assignment, wary.tried, wary.alone)
-        return self.lanes.put(run.assignment, messages, tried, run.token)
+        return self.lanes.put(run.assignment, messages, tried, run.token, self._due_times(run, now))
+
+    def _due_times(self, run: Run, now: float) -> dict[int, float] | None:
+        """When (own clock, ms) messages of a run may be tried, of those that wait for their time."""
+        opened = run.assignment.open
+        if opened is None:
+            return None
+        found: dict[int, float] = {}
+        log_time = self._consumer.source.view.log_time(run.assignment.lease.cp, now)
+        for offset in map(offset_of, run.messages):
+            if (until := waits_until(opened, offset)) is not None and until > log_time:
+                found[offset] = now + until - log_time
+        return found
 
     # What workers change without the shell's lock.
 
@@ -428,7 +440,7 @@ class InLanes:
         found: list[tuple[Assignment, Message]] = []
         if not self.lanes.has_returned:
             return None
-        self.lanes.has_returned = False
+        self.lanes.has_returned = self.lanes.has_waits = False
         while self.lanes.dropped:
             found.append(self.lanes.dropped.popleft())
         return found

@@ -283,6 +283,7 @@ class Lane:
         "before",
         "began",
         "behind",
+        "due",
         "is_left",
         "is_single",
         "key",
@@ -325,6 +326,8 @@ class Lane:
         #: When the first try of the message, and the latest one, began (ms, own clock); 0: none has.
         self.since: float = 0.0
         self.began: float = 0.0
+        #: When (ms, own clock) the message may be tried, as the log says or was asked to; None: it says nothing.
+        self.due: float | None = None
 
     def line(self) -> list[Message]:
         """Its message, and all that come after it in its key."""
@@ -359,7 +362,7 @@ class Partition:
     """The lanes of one partition."""
 
     __slots__ = (
-        *("assignment", "closes_to", "done_to", "finish_to", "lanes", "parked", "probe", "running", "skipped"),
+        *("assignment", "closes_to", "done_to", "due", "finish_to", "lanes", "parked", "probe", "running", "skipped"),
         *("started", "tried", "tried_at", "unlogged", "up_to"),
     )
 
@@ -371,6 +374,8 @@ class Partition:
         self.running: set[Lane] = set()
         #: Offset → how many tries had begun before, as the log shows.
         self.tried: dict[int, int] = {}
+        #: Offset → when (own clock, ms) it may be tried, of messages that are open in the log and wait; 0: at once.
+        self.due: dict[int, float] = {}
         #: Messages whose tries begin when the log has them → the lane whose turn came before that.
         self.unlogged: dict[int, Lane | None] = {}
         #: Messages with a handler that an operator has set aside: their tries are the last.
@@ -396,6 +401,7 @@ class Partition:
         self.assignment = assignment
         self.finish_to = self.closes_to = self.done_to = -1
         self.tried.clear()
+        self.due.clear()
         self.skipped.clear()
         self.unlogged.clear()
 

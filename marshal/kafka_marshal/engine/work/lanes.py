@@ -77,6 +77,10 @@ class Lanes:
         #: Retries to come: (when, a number that breaks ties, lane).
         self._retries: list[tuple[float, int, Lane]] = []
         self._count = 0
+        #: Something waits for its time: the timer of the run is to return it. The feeder clears it.
+        self.has_due: bool = False
+        #: Such a message has come back, and its report is to come first.
+        self.has_waits: bool = False
         #: Lanes ready for a first try. Retries do not count: many of them due is no reason to stop reading.
         self.ready: int = 0
         #: How many messages are with a handler.
@@ -128,10 +132,12 @@ class Lanes:
         messages: Iterable[Message],
         tried: Mapping[int, int] | None = None,
         token: BatchToken | None = None,
+        due: Mapping[int, float] | None = None,
     ) -> list[Lane]:
         """Add messages that are in flight from now on. Returns the lanes that became ready.
 
         tried: by offset, how many tries had begun before, as the log shows. token: of a batch of a share.
+        due: by offset, when (ms) they may be tried, of those that wait for their time.
         """
         ready: list[Lane] = []
         by_key, by_partition = self.order == "key", self.order == "partition"
@@ -139,6 +145,8 @@ class Lanes:
             partition = self._partition_of(assignment)
             if tried:
                 partition.tried.update(tried)
+            if due:
+                partition.due.update(due)
             lanes = partition.lanes
             for message in messages:
                 key: Hashable = message.key() if by_key else None
@@ -149,13 +157,24 @@ class Lanes:
                     lanes[key] = lane = Lane(partition, key, message)
                     lane.before = partition.tried.get(offset_of(message), 0) if partition.tried else 0
                     lane.token = token
-                    ready.append(lane)
+                    if not (due and self._waits_for_time(lane)):
+                        ready.append(lane)
                 elif lane.rest is None:
                     lane.rest = deque((message,))
                 else:
                     lane.rest.append(message)
             self.ready += len(ready)
         return ready
+
+    def _waits_for_time(self, lane: Lane) -> bool:
+        """Whether the first message of a lane waits for its time: then the timer of the run returns it (``due``)."""
+        if lane.partition.due and lane.message is not None:
+            lane.due = lane.partition.due.pop(offset_of(lane.message), None)
+        if lane.due:
+            self.has_due = True
+            self._count += 1
+            heappush(self._retries, (lane.due, self._count, lane))
+        return bool(lane.due)
 
     def _partition_of(self, assignment: Assignment) -> Partition:
         """The lanes of its partition, in which messages of an earlier assignment may still be with handlers."""
@@ -335,24 +354,53 @@ class Lanes:
                     self._alone[assignment.key, offset] = True
             return self._rest(lane) and self._go_on(lane, owner)
 
-    def failed(self, lane: Lane, due: float | None, owner: LaneRun) -> bool:
+    def failed(
+        self, lane: Lane, due: float | None, owner: LaneRun, *, waits: bool = False, has_begun: bool = True
+    ) -> bool:
         """A try has failed; due: when the next one may begin (ms), None: never. Returns whether the lane is ready.
 
+        waits: its message waits for that time, and holds nothing up. has_begun: False: the handler was not called.
         Nothing is retried under an assignment that has ended. (Checked under the lock: either this finds the
         assignment over, or ``recall``, which runs after its end, finds this lane waiting.)
         """
         with self._lock:
+            self.has_waits = self.has_waits or waits
             if (is_ready := self._not_done(lane, owner)) is not None:
                 return is_ready
-            if self.owner is not owner:
+            if self.owner is not owner and not waits:
                 lane.before += self.is_durable
                 lane.partition.parked.append(lane)
                 return False
-            lane.number += 1
+            lane.number += has_begun
+            if waits:
+                lane.due, lane.since, self.has_due = due, 0.0, True
+                lane.partition.started.discard(lane)
             if due is not None:
                 self._count += 1
                 heappush(self._retries, (due, self._count, lane))
             return False
+
+    @reading
+    def hasten(self, assignment: Assignment, offset: int, attempts: int) -> None:
+        """An operator has this message tried now, which waits for its time. attempts: the tries that count."""
+        with self._lock:
+            partition = self._partitions.get(assignment.key)
+            if partition is None or partition.assignment is not assignment:
+                return
+            partition.tried[offset], partition.due[offset] = attempts, 0.0
+            waiting = [x for _, _, x in self._retries if x.partition is partition and x.message is not None]
+            lane = next((x for x in waiting if x.message is not None and offset_of(x.message) == offset), None)
+            if lane is None:
+                return
+            del partition.due[offset]
+            lane.due, lane.before, lane.number = 0.0, attempts, 1
+            self._retries = [each for each in self._retries if each[2] is not lane]
+            heapify(self._retries)
+            if (handlers := self.handlers) is None:
+                partition.parked.append(lane)
+                return
+            self.ready += 1
+        handlers.put((lane,))
 
     def give_back(self, lane: Lane, owner: LaneRun) -> bool:
         """A try does not count: it begins again once the lease is proven (``reopened``), or elsewhere.
@@ -473,6 +521,9 @@ class Lanes:
         lane.message, lane.assignment = lane.rest.popleft(), partition.assignment
         lane.number, lane.since, lane.is_single = 1, 0.0, False
         lane.before = partition.tried.get(offset_of(lane.message), 0) if partition.tried else 0
+        lane.due = None
+        if partition.due and self._waits_for_time(lane):
+            return False
         if self.owner is not owner or self.is_ended or lane.ahead is not None:
             partition.parked.append(lane)
             return False
@@ -523,6 +574,7 @@ class Lanes:
                 lane = heappop(self._retries)[2]
                 if lane.message is not None:
                     found.append(lane)
+            self.ready += sum(lane.number == 1 for lane in found)
         return found
 
     @property

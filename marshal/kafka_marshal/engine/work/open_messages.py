@@ -21,6 +21,7 @@ from kafka_marshal.engine.plane import Settles
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.tracker import Buffer
 from kafka_marshal.ports import Message
+from kafka_marshal.types import due_of, reason_until
 from rationalizer import Progress, codes, key_hash
 from rationalizer.holes import NO_KEY, NO_OWNER, Hole
 from rationalizer.limits import MAX_HOLES, MAX_OFFSET
@@ -120,7 +121,10 @@ class SettleRequests:
         holes = None if progress is None else progress.holes
         wanted = [request.first for request in self._requests.values() if request.kind is Goal.PARKED]
         found = [None if holes is None else holes.at(offset) for offset in wanted]
-        is_alone = [hole is not None and hole.is_free and hole.first == hole.last for hole in found]
+        is_alone = [
+            hole is not None and hole.owner == NO_OWNER and not hole.is_parked and hole.first == hole.last
+            for hole in found
+        ]
         return [offset for offset, alone in zip(wanted, is_alone, strict=True) if not alone]
 
     def beyond_limit(self, progress: Progress | None) -> list[int]:
@@ -230,9 +234,11 @@ class SettleRequests:
             elif request.kind is Goal.DONE or self.owner != NO_OWNER:  # a batch is ours until the log says otherwise
                 answer = None
             elif request.kind is Goal.PARKED:
-                answer = True if hole.is_parked else None
+                is_same = hole.reason == request.reason and hole.attempts == request.attempts
+                answer = hole.is_parked or is_same or None
             else:
-                answer = False if hole.is_parked else hole.attempts == request.attempts or None
+                is_same = hole.is_free and hole.attempts == request.attempts
+                answer = False if hole.is_parked else is_same or None
             if answer is None:
                 return None
             shown = shown and answer
@@ -271,6 +277,8 @@ class Mine(NamedTuple):
     #: None: of a batch.
     key_hash: int | None
     attempts: int
+    #: When (log time, ms) the next try may begin; None: at once.
+    until: int | None = None
 
 
 class Try(NamedTuple):
@@ -314,8 +322,11 @@ class Holder(Protocol):
     def skip(self, offset: int) -> None:
         """This message was set aside by an operator: no handler gets it again."""
 
-    def admit(self, offset: int) -> None:
-        """The log has the try of this message that is about to begin, or shows that it has ended."""
+    def admit(self, offset: int, redriven: int | None = None) -> None:
+        """The log has the try of this message that is about to begin, or shows that it has ended.
+
+        redriven: an operator ends its wait; how many of its tries count.
+        """
 
     def refetch(self) -> None:
         """Have the reader continue at ``fetch_from``."""
@@ -366,7 +377,7 @@ class OpenOffsets:
         self.ahead.clear()
         self.waiting.clear()
         self.window = 0
-        for request in [request for request in self.settling if request.kind is Goal.OPEN]:
+        for request in [each for each in self.settling if each.kind is Goal.OPEN or due_of(each.reason) is not None]:
             self.settling.forget(request.first)
         for hole in holes:
             self._meet(hole, hole.first, hole.last)
@@ -432,8 +443,16 @@ class OpenOffsets:
                 if at < mine.first:
                     self._read(Mine(at, mine.first - 1, hashed, hole.attempts))
                 at = mine.last + 1
+                if mine.until is not None and hole.is_free and self.settling.of(mine.first) is None:
+                    self._hasten(mine, hole.attempts)
             if at <= last and self.settling.of(at) is None:
-                self._read(Mine(at, last, hashed, hole.attempts))
+                self._read(Mine(at, last, hashed, hole.attempts, due_of(hole.reason)))
+
+    def _hasten(self, mine: Mine, attempts: int) -> None:
+        """An operator has this message tried now, with all its tries."""
+        self._add(mine._replace(attempts=attempts, until=None))
+        self.tried[mine.last] = attempts
+        self._holder.admit(mine.last, attempts)
 
     def _closed(self, first: int, last: int) -> None:
         """These offsets are no longer open: done, by this member or by an operator."""
@@ -499,7 +518,7 @@ class OpenOffsets:
                 continue
             self._add(wanted._replace(last=offset))
             self.tried[offset] = wanted.attempts
-            self._holder.buffer.put_open(message, wanted.first)
+            self._holder.buffer.put_open(message, wanted.first, is_early=wanted.until is not None)
             self.reading[0] = wanted._replace(first=offset + 1)
             if offset == wanted.last:
                 del self.reading[0]
@@ -545,6 +564,8 @@ class OpenOffsets:
             self.window += self.ahead.pop(offset, False)
             if are_ahead:
                 self.ahead[offset] = True
+            if mine is not None and mine.until is not None and attempts <= mine.attempts:
+                continue  # it waits for its time, or has begun at it
             if offset not in self.aside and (mine is None or mine.attempts != attempts):
                 self._add(Mine(offset, offset, hashed, attempts))
                 self.tried[offset] = attempts
@@ -557,6 +578,14 @@ class OpenOffsets:
             return False
         self.log_tries([Try(offset, mine.attempts + 1, hashed)], are_ahead=True)
         return True
+
+    def later(self, offset: int, hashed: int, attempts: int, due: float) -> None:
+        """Have the log show that the next try of this message waits until then (log time, ms)."""
+        self.is_urgent = self.is_urgent or offset in self.ahead
+        reason, mine = reason_until(due), self._remove(offset)
+        self._add(Mine(offset if mine is None else mine.first, offset, hashed, attempts, due_of(reason)))
+        self.tried[offset] = attempts
+        self.settling.want(Request(offset, offset, Goal.PARKED, hashed, attempts, reason))
 
     def park(self, offset: int, covers_from: int, hashed: int, attempts: int, reason: str) -> None:
         """Set a message aside."""
@@ -576,6 +605,12 @@ def _skip(opened: OpenOffsets, offset: int) -> None:
 def is_mine(opened: OpenOffsets, offset: int) -> bool:
     """Whether this message is open in the log, or is to be, and was fetched here."""
     return offset in opened._mine
+
+
+def waits_until(opened: OpenOffsets | None, offset: int) -> int | None:
+    """When (log time, ms) this message may be tried; None: at once."""
+    mine = None if opened is None else opened._mine.get(offset)
+    return None if mine is None else mine.until
 
 
 def take_back(opened: OpenOffsets, messages: Iterable[Message]) -> bool:

@@ -11,7 +11,15 @@ from kafka_marshal.engine.settings import Why
 from kafka_marshal.engine.work.assignment import Assignment, Deliveries, Mover, Run
 from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.in_lanes import InLanes
-from kafka_marshal.engine.work.open_messages import GROWS_MS, MOST_WARY, SettleRequests, Try, Wary, log_waiting
+from kafka_marshal.engine.work.open_messages import (
+    GROWS_MS,
+    MOST_WARY,
+    SettleRequests,
+    Try,
+    Wary,
+    log_waiting,
+    waits_until,
+)
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.errors import KeyRangeError
 from kafka_marshal.types import Key
@@ -166,7 +174,7 @@ class Settlements:
         What two owners have begun is tried alone; what was begun too often is set aside. None: nothing of the run is.
         """
         assignment, in_lanes = run.assignment, self._consumer.delivery.in_lanes
-        if assignment.wary == 0 or not in_lanes.is_durable:
+        if assignment.wary == 0 or not in_lanes.is_durable or self._is_early(run, now):
             return None
         if assignment.wary is None:
             assignment.wary = MOST_WARY if assignment.origin.after_death else in_lanes.lanes.concurrency
@@ -191,6 +199,11 @@ class Settlements:
                 opened.waiting.append(Try(offset, count + 1, hashed))
         self._log_waiting(assignment)
         return Wary({offset: count for offset, count in before.items() if offset not in crashed}, alone, crashed)
+
+    def _is_early(self, run: Run, now: float) -> bool:
+        """Whether it is a message that waits for its time: no earlier owner can have died of it since it does."""
+        until = waits_until(run.assignment.open, offset_of(run.messages[0])) if run.is_open else None
+        return until is not None and until > self._consumer.source.view.log_time(run.assignment.lease.cp, now)
 
     def _crashed(self, assignment: Assignment, offset: int, key_hash: int, attempts: int, now: float) -> None:
         self._consumer.delivery.set_aside(assignment, offset, key_hash, attempts, CRASHED, now)

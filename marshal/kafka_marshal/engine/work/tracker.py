@@ -370,13 +370,15 @@ def room(of: Tracker[A], most: int) -> int:
 class Buffer:
     """Messages in offset order, between the reader and the user."""
 
-    __slots__ = ("_covered_to", "_open", "_parts", "came_at", "fetch_next", "is_given_up", "size")
+    __slots__ = ("_covered_to", "_open", "_parts", "came_at", "early", "fetch_next", "is_given_up", "size")
 
     def __init__(self) -> None:
         #: (messages, first offset they cover), in offset order.
         self._parts: deque[tuple[list[Message], int]] = deque()
         #: Open messages that were fetched again, each with the first offset it covers: they come before all others.
         self._open: deque[tuple[Message, int]] = deque()
+        #: Those that wait for their time, by offset; they count only once they are released.
+        self.early: dict[int, tuple[Message, int]] = {}
         #: How many messages it has.
         self.size: int = 0
         #: When (own clock, ms) it had none and the first came, or some were handed out.
@@ -410,6 +412,7 @@ class Buffer:
         """Drop the buffered messages."""
         self._parts.clear()
         self._open.clear()
+        self.early.clear()
         self.size = 0
 
     def give_up(self, in_hand_to: int) -> None:
@@ -463,17 +466,30 @@ class Buffer:
             self._parts.insert(place, (messages, covers_from))
             self.size += len(messages)
 
-    def put_open(self, message: Message, covers_from: int) -> None:
-        """Add an open message; it is taken before all that was fetched in order, and by itself."""
+    def put_open(self, message: Message, covers_from: int, *, is_early: bool = False) -> None:
+        """Add an open message; it is taken before all that was fetched in order, and by itself.
+
+        is_early: once ``release`` says so.
+        """
+        if is_early:
+            self.early[offset_of(message)] = message, covers_from
+            return
         self._open.append((message, covers_from))
         self.size += 1
 
     def drop_open(self, first: int, last: int) -> None:
         """Drop the open messages of these offsets."""
+        for offset in [each for each in self.early if first <= each <= last]:
+            del self.early[offset]
         if self._open:
             kept = [each for each in self._open if not first <= offset_of(each[0]) <= last]
             self.size -= len(self._open) - len(kept)
             self._open = deque(kept)
+
+    def release(self, offsets: Iterable[int]) -> None:
+        """Messages that wait for their time may be taken, those of these offsets."""
+        for offset in sorted(offsets):
+            self.put_open(*self.early.pop(offset))
 
     @property
     def has_open(self) -> bool:

@@ -65,6 +65,6 @@ function OpenMessage({ group, selected, offset, steer, go, news }) {
       ${found.key !== null && html`<dt>key</dt><dd class="code">${found.key}</dd>`}</dl>
       ${found.gone && html`<p class="bad">Retention removed it from the topic: it can't be delivered. A redrive counts it as done.</p>`}
       ${found.unread && html`<p class="bad">Its key could not be read: ${found.unread}</p>`}
-      ${steer && html`<div class="buttons">${found.state === "parked" && button("Redrive …", "redrive", "")} ${found.state !== "acquired" && button("Discard …", "discard", "danger")}</div>`}`}
+      ${steer && html`<div class="buttons">${["parked", "later"].includes(found.state) && button("Redrive …", "redrive", "")} ${found.state !== "acquired" && button("Discard …", "discard", "danger")}</div>`}`}
   </div>`;
 }

@@ -1,0 +1,341 @@
+"""What has to wait: ``RetryAfter``, ``Retry(after=…)`` and ``run(not_before=…)``, on virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+
+from kafka_marshal import (
+    Attempt,
+    Batches,
+    Group,
+    Marshal,
+    MessagesFailedError,
+    Retry,
+    RetryAfter,
+    Transactions,
+    aio,
+)
+from kafka_marshal.client.waiting import wait_of
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.testing import MemoryKafka
+from kafka_marshal.types import due_of, reason_until
+
+GROUP, TOPIC = "billing", "orders"
+MESSAGE: Any = object()
+
+
+class Program:
+    """A worker: it notes each try, by value, number and time (s), before ``act``."""
+
+    def __init__(self, kafka: MemoryKafka, act: Callable[[Any], object] = lambda message: None, **options: Any) -> None:
+        self.kafka = kafka
+        self.tries: list[tuple[bytes, int, float]] = []
+        self.act = act
+        self.consumer_options = {name: options.pop(name) for name in ("mode", "exactly_once") if name in options}
+        self.options = options
+
+    def note(self, message: Any) -> None:
+        self.tries.append((message.value(), Attempt.current().number, self.now()))
+        self.act(message)
+
+    def now(self) -> float:
+        return self.kafka._time.of_day_ms() / 1000
+
+    def times(self, value: bytes) -> list[float]:
+        return [at for each, _, at in list(self.tries) if each == value]
+
+    def numbers(self, value: bytes) -> list[int]:
+        return [number for each, number, _ in list(self.tries) if each == value]
+
+    def work(self, bootstrap_servers: str) -> None:
+        with (
+            Marshal(bootstrap_servers, group_id=GROUP, client_id="a") as marshal,
+            marshal.consumer([TOPIC], **self.consumer_options) as consumer,
+        ):
+            consumer.run(self.note, **self.options)
+
+    async def awaited(self, bootstrap_servers: str) -> None:
+        async def handle(message: Any) -> None:
+            self.note(message)
+
+        async with (
+            aio.Marshal(bootstrap_servers, group_id=GROUP, client_id="a") as marshal,
+            marshal.consumer([TOPIC], **self.consumer_options) as consumer,
+        ):
+            await consumer.run(handle, **self.options)
+
+    def loop(self, bootstrap_servers: str) -> None:
+        with (
+            Marshal(bootstrap_servers, group_id=GROUP, client_id="a") as marshal,
+            marshal.consumer([TOPIC]) as consumer,
+        ):
+            for message in consumer:
+                self.tries.append((message.value() or b"", 0, self.now()))
+
+
+class Once:
+    """An act: the first try of the message "late" asks for a wait."""
+
+    def __init__(self, seconds: float = 90.0) -> None:
+        self.seconds = seconds
+        self.asked_at = 0.0
+
+    def __call__(self, message: Any) -> None:
+        if message.value() == b"late" and not self.asked_at:
+            self.asked_at = datetime.now(UTC).timestamp()
+            raise RetryAfter(self.seconds)
+
+
+def waiting(kafka: MemoryKafka) -> list[tuple[int, str, int]]:
+    """Offset, state and number of tries of what is open in the log."""
+    return [(each.offset, each.state, each.delivery_count) for each in kafka.admin.open_messages(GROUP)]
+
+
+def start(kafka: MemoryKafka, *, partitions: int = 1) -> None:
+    kafka.create_topic(TOPIC, partitions)
+    kafka.produce(TOPIC, "late", key="ann")
+    kafka.produce(TOPIC, "after", key="ann")
+    kafka.produce(TOPIC, "other", key="bob")
+
+
+def until_logged(kafka: MemoryKafka, expected: list[tuple[int, str, int]]) -> None:
+    for _ in range(20):
+        if waiting(kafka) == expected:
+            return
+        kafka.advance(1.0)
+    assert waiting(kafka) == expected
+
+
+KINDS = {"claims": {}, "group": {"mode": Group()}}
+
+
+@pytest.mark.parametrize("how", ["work", "awaited"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_message_waits_and_its_key_with_it(memory_marshal: MemoryKafka, how: str, kind: str) -> None:
+    start(memory_marshal)
+    program = Program(memory_marshal, Once(), **KINDS[kind])
+    memory_marshal.start(getattr(program, how))
+    memory_marshal.wait_until(lambda: program.times(b"other") and program.times(b"late"))
+    until_logged(memory_marshal, [(0, "later", 1)])
+    memory_marshal.advance(60.0)
+    assert (len(program.times(b"late")), program.times(b"after")) == (1, [])
+    memory_marshal.advance(40.0)
+    memory_marshal.wait_until(lambda: program.times(b"after"))
+    assert program.numbers(b"late") == [1, 2]
+    first, second = program.times(b"late")
+    assert 90 <= second - first < 100
+    memory_marshal.wait_until_done(TOPIC, GROUP)
+    assert waiting(memory_marshal) == []
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_owner_tries_it_at_its_time(memory_marshal: MemoryKafka, end: str, kind: str) -> None:
+    start(memory_marshal)
+    asks = Once(120.0)
+    first = Program(memory_marshal, asks, **KINDS[kind])
+    worker = memory_marshal.start(first.work)
+    memory_marshal.wait_until(lambda: first.times(b"other") and first.times(b"late"))
+    if end == "kill":
+        until_logged(memory_marshal, [(0, "later", 1)])
+        worker.kill()
+    else:
+        worker.stop()  # at once: the wait is logged before the partition is released
+    until_logged(memory_marshal, [(0, "later", 1)])
+    second = Program(memory_marshal, asks, **KINDS[kind])
+    memory_marshal.start(second.work)
+    memory_marshal.produce(TOPIC, "more", key="bob")
+    memory_marshal.advance(40.0)
+    memory_marshal.wait_until(lambda: second.times(b"more"), what="other keys pass")
+    assert (second.times(b"late"), second.times(b"after")) == ([], [])
+    memory_marshal.advance(90.0)
+    memory_marshal.wait_until(lambda: second.times(b"after"))
+    assert second.numbers(b"late") == [2]
+    assert 120 <= second.times(b"late")[0] - first.times(b"late")[0] < 130
+    assert first.times(b"after") == []
+    memory_marshal.wait_until_done(TOPIC, GROUP)
+    assert len(second.times(b"late")) == 1
+
+
+@pytest.mark.parametrize("action", ["redrive", "discard", "park"])
+def test_an_operator_decides_otherwise(memory_marshal: MemoryKafka, action: str) -> None:
+    start(memory_marshal)
+    program = Program(memory_marshal, Once(3_600.0))
+    memory_marshal.start(program.work)
+    memory_marshal.wait_until(lambda: program.times(b"other") and program.times(b"late"))
+    until_logged(memory_marshal, [(0, "later", 1)])
+    getattr(memory_marshal.admin, action)(GROUP, [(TOPIC, 0, 0)])
+    memory_marshal.wait_until(lambda: program.times(b"after"), what="the key continues")
+    memory_marshal.wait_until_done(TOPIC, GROUP)
+    assert program.numbers(b"late") == ([1, 1] if action == "redrive" else [1])
+    assert waiting(memory_marshal) == ([(0, "parked", 1)] if action == "park" else [])
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_first_try_waits_for_its_time(memory_marshal: MemoryKafka, is_killed: bool) -> None:
+    start(memory_marshal)
+    program = Program(memory_marshal)
+    at = datetime.now(UTC) + timedelta(seconds=100)
+    program.options["not_before"] = lambda message: at if message.value() == b"late" else None
+    worker = memory_marshal.start(program.work)
+    memory_marshal.wait_until(lambda: program.times(b"other"))
+    until_logged(memory_marshal, [(0, "later", 0)])
+    if is_killed:
+        worker.kill()
+        memory_marshal.start(program.work)
+    memory_marshal.advance(50.0)
+    assert (program.times(b"late"), program.times(b"after")) == ([], [])
+    memory_marshal.advance(60.0)
+    memory_marshal.wait_until(lambda: program.times(b"after"))
+    assert program.numbers(b"late") == [1]
+    assert program.times(b"late")[0] >= at.timestamp()
+    memory_marshal.wait_until_done(TOPIC, GROUP)
+
+
+def test_a_short_wait_stays_in_memory(memory_marshal: MemoryKafka) -> None:
+    start(memory_marshal)
+    program = Program(memory_marshal, Once(30.0))
+    program.options["not_before"] = lambda message: datetime.now(UTC) + timedelta(seconds=2)
+    memory_marshal.start(program.work)
+    memory_marshal.advance(5.0)
+    memory_marshal.wait_until(lambda: program.times(b"other") and program.times(b"late"))
+    memory_marshal.advance(20.0)
+    assert (waiting(memory_marshal), program.numbers(b"late"), program.times(b"after")) == ([], [1], [])
+    memory_marshal.advance(15.0)
+    memory_marshal.wait_until(lambda: program.times(b"after"))
+    assert program.numbers(b"late") == [1, 2]
+
+
+def test_without_an_order_nothing_else_waits(memory_marshal: MemoryKafka) -> None:
+    start(memory_marshal)
+    program = Program(memory_marshal, Once(), order="none", retry=Retry(attempts=3, durable=True))
+    memory_marshal.start(program.work)
+    memory_marshal.wait_until(lambda: program.times(b"other") and program.times(b"late") and program.times(b"after"))
+    until_logged(memory_marshal, [(0, "later", 1)])
+    memory_marshal.advance(95.0)
+    memory_marshal.wait_until(lambda: program.numbers(b"late") == [1, 2])
+    memory_marshal.wait_until_done(TOPIC, GROUP)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_it_waits_again_and_is_set_aside_after_its_last_try(memory_marshal: MemoryKafka, durable: bool) -> None:
+    """The waits of ``Retry(after=…)``: two in the log, one in memory."""
+
+    def act(message: Any) -> None:
+        if message.value() == b"late":
+            raise ValueError
+
+    start(memory_marshal)
+    waits = {1: 70.0, 2: 5.0, 3: 80.0}
+    retry = Retry(attempts=4, after=lambda error, attempt: waits[attempt], durable=durable)
+    program = Program(memory_marshal, act, retry=retry, park=True)
+    memory_marshal.start(program.work)
+    memory_marshal.wait_until(lambda: program.times(b"other"))
+    until_logged(memory_marshal, [(0, "later", 1)])
+    memory_marshal.advance(72.0)
+    memory_marshal.wait_until(lambda: len(program.times(b"late")) == 2)
+    memory_marshal.advance(7.0)
+    memory_marshal.wait_until(lambda: len(program.times(b"late")) == 3)
+    until_logged(memory_marshal, [(0, "later", 3)])
+    memory_marshal.advance(80.0)
+    memory_marshal.wait_until_done(TOPIC, GROUP)
+    times = program.times(b"late")
+    waited = [after - before for before, after in pairwise(times)]
+    assert all(least <= one < least + 10 for least, one in zip(waits.values(), waited, strict=True))
+    assert program.numbers(b"late") == [1, 2, 3, 4]
+    assert waiting(memory_marshal) == [(0, "parked", 4)]
+
+
+@pytest.mark.parametrize("options", [{"mode": Batches()}, {"exactly_once": Transactions()}])
+def test_where_the_log_can_t_have_it_a_long_wait_is_refused(
+    memory_marshal: MemoryKafka, options: dict[str, Any]
+) -> None:
+    start(memory_marshal)
+    program = Program(memory_marshal, Once(61.0), **options)
+    worker = memory_marshal.start(program.work)
+    memory_marshal.wait_until(lambda: not worker.is_alive)
+    assert isinstance(worker.error, ConfigurationError)
+    assert "wait 61 s" in str(worker.error)
+
+    program.act = Once(20.0)
+    memory_marshal.start(program.work)
+    memory_marshal.wait_until(lambda: len(program.times(b"late")) == 2)
+    memory_marshal.advance(30.0)
+    memory_marshal.wait_until(lambda: len(program.times(b"late")) == 3)
+
+
+def test_a_loop_gets_it_at_its_time_too(memory_marshal: MemoryKafka) -> None:
+    start(memory_marshal)
+    program = Program(memory_marshal, Once())
+    worker = memory_marshal.start(program.work)
+    memory_marshal.wait_until(lambda: program.times(b"other") and program.times(b"late"))
+    until_logged(memory_marshal, [(0, "later", 1)])
+    worker.stop()
+    memory_marshal.start(program.loop)
+    memory_marshal.wait_until(lambda: program.times(b"after"))
+    memory_marshal.advance(60.0)
+    assert len(program.times(b"late")) == 1
+    memory_marshal.advance(40.0)
+    memory_marshal.wait_until(lambda: len(program.times(b"late")) == 2)
+    memory_marshal.produce(TOPIC, "next", key="cid")
+    memory_marshal.wait_until(lambda: program.times(b"next"))
+    memory_marshal.wait_until(lambda: not waiting(memory_marshal), what="the loop has done it")
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_messages_of_a_batch_wait(memory_marshal: MemoryKafka, whole: bool) -> None:
+    start(memory_marshal)
+    got: list[list[bytes]] = []
+
+    def handle(messages: list[Any]) -> None:
+        got.append([message.value() for message in messages])
+        if len(got) == 1:
+            raise RetryAfter(90) if whole else MessagesFailedError({0: RetryAfter(90)})
+
+    def work(bootstrap_servers: str) -> None:
+        with (
+            Marshal(bootstrap_servers, group_id=GROUP) as marshal,
+            marshal.consumer([TOPIC]) as consumer,
+        ):
+            consumer.run(handle, batch=10, linger=0.5)
+
+    memory_marshal.start(work)
+    memory_marshal.wait_until(lambda: got)
+    assert got[0] == [b"late", b"after", b"other"]
+    until_logged(memory_marshal, [(n, "later", 1) for n in (range(3) if whole else [0])])
+    memory_marshal.advance(95.0)
+    memory_marshal.wait_until_done(TOPIC, GROUP)
+    again = [value for values in got[1:] for value in values]
+    assert sorted(again) == (sorted(got[0]) if whole else [b"late"])
+    assert not whole or again.index(b"late") < again.index(b"after")
+
+
+def test_the_error_says_when_the_next_try_begins() -> None:
+    retry = Retry(after=lambda error, attempt: 10.0 * attempt, on=(OSError,))
+    assert retry.checked_delay(2, Random(1), RetryAfter(300)) == 300
+    assert retry.checked_delay(2, Random(1), ValueError()) == 20
+    with pytest.raises(ConfigurationError):
+        Retry(after=lambda error, attempt: -1.0).checked_delay(1, Random(1), ValueError())
+
+
+def test_a_time_needs_a_zone() -> None:
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+    now = at.timestamp() * 1000
+    assert wait_of(lambda _: at, MESSAGE, now - 5_000) == 5_000
+    assert wait_of(lambda _: at, MESSAGE, now + 5_000) == 0
+    assert wait_of(lambda _: None, MESSAGE, 0.0) == 0
+    with pytest.raises(ConfigurationError):
+        wait_of(lambda _: datetime(2030, 1, 1), MESSAGE, 0.0)  # noqa: DTZ001 - the mistake
+
+
+def test_the_reason_has_the_time_rounded_up() -> None:
+    assert reason_until(1_795_000_000_001.0) == "LATER 2026-11-18T11:06:41Z"
+    assert due_of(reason_until(1_795_000_000_000.0)) == 1_795_000_000_000
+    assert due_of(reason_until(1e18)) is not None
+    assert [due_of(x) for x in (None, "ValueError", "LATER", "LATER tomorrow")] == [None] * 4
