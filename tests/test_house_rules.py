@@ -495,7 +495,7 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.work.consumer.ConsumerEngine": (34, 19),
     "kafka_marshal.engine.work.delivery.Delivery": (35, 15),
     "kafka_marshal.engine.work.lane.Lane": (2, 17),
-    "kafka_marshal.engine.work.lanes.Lanes": (48, 25),
+    "kafka_marshal.engine.work.lanes.Lanes": (49, 26),
     "kafka_marshal.engine.work.positions.Positions": (30, 9),
     "kafka_marshal.engine.work.run.Run": (29, 24),
     "kafka_marshal.engine.work.tracker.Tracker": (28, 10),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kafka_marshal.client.marshal import Marshal
     from kafka_marshal.client.modes import Batches, Claims, Group, Keys, Transactions
     from kafka_marshal.client.ranges import GroupRangeConsumer, RangeConsumer
+    from kafka_marshal.client.rates import Rate
     from kafka_marshal.client.shared import ShareConsumer, SharedBatch
     from kafka_marshal.client.view import WorldView
     from kafka_marshal.engine.policies import (
@@ -127,6 +128,7 @@ __all__ = [
     "PositionLostError",
     "ProduceError",
     "RangeConsumer",
+    "Rate",
     "ReleaseIfBehind",
     "Restore",
     "Retry",
@@ -172,6 +174,7 @@ _LATER = {
     "client.marshal": "Marshal",
     "client.modes": "Batches Claims Group Keys Transactions",
     "client.ranges": "GroupRangeConsumer RangeConsumer",
+    "client.rates": "Rate",
     "client.shared": "ShareConsumer SharedBatch",
     "client.committing": "Transaction",
     "client.view": "WorldView",

@@ -247,7 +247,8 @@ class Replay:
             case "lanes":
                 number, order, *logging = written
                 lanes = self._numbered.get(number) or self._number(number, Lanes(order, nullcontext(), [], 0.0))
-                lanes.is_durable, lanes.concurrency, lanes.most_tries = logging
+                lanes.is_durable, lanes.concurrency, lanes.most_tries, *most = logging
+                lanes.most_waiting = most[0] if most else None
                 return lanes
             case "pull":
                 number, *made = written

@@ -423,6 +423,7 @@ NAMES = {
     "kafka_marshal_done_too_late_total",
     "kafka_marshal_handler_failures_total",
     "kafka_marshal_handlers_running",
+    "kafka_marshal_rate_limited",
     "kafka_marshal_runs_failing",
     "kafka_marshal_stuck_partitions",
     "kafka_marshal_handover_gap_seconds",

@@ -447,6 +447,10 @@ class Consumer(FetchingConsumer["Consumer"]):
         alone, and the try of the list does not count. With ``order="key"`` no two messages of a key are in two lists at
         a time. ``linger`` (seconds): how long a list that is not full waits for more.
 
+        ``rate``: at most this many tries begin in a second, of all topics (a number, or a ``Rate``) or by topic (a
+        dictionary). What waits for that holds up nothing else. ``priority``: priority(message) is 0 … 9, and 9 begins
+        first; while several wait, one begin in ten is of a lower one. See docs/handlers.md.
+
         With ``handler_timeout`` (of the consumer) a coroutine is cancelled after that time and fails with TimeoutError.
         A thread can't be cancelled: its partition is released, and the thread is left behind.
 

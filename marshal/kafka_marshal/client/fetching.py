@@ -36,6 +36,7 @@ from kafka_marshal.engine.work.in_lanes import Finished
 from kafka_marshal.engine.work.open_messages import hash_of
 from kafka_marshal.engine.work.pull import (
     AwaitGrant,
+    Delivers,
     Fetch,
     GrantedPull,
     Pull,
@@ -44,7 +45,6 @@ from kafka_marshal.engine.work.pull import (
     Wait,
     Wanted,
     hold_up,
-    hold_up_stuck,
 )
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of, runs
@@ -243,11 +243,11 @@ class Fetcher:
             else:
                 self._held_up = {key for key in self._held_up if key in self._engine.assignments}.difference(changes)
 
-    def hold_up_stuck(self) -> None:
-        """Stop fetching partitions that are stuck in lanes, so that a read can wait for the others."""
+    def stop_fetching(self, which: Callable[[Delivers, Collection[Key], float], dict[Key, int | None]]) -> None:
+        """Stop fetching partitions that wait for what is in lanes, so that a read can wait for the others."""
         with self._reading, self._driver.lock.locked(step=False) as engine:
             of = self._engine, tuple(self._fetched), self._driver.now_ms()
-            changes = engine.take(self._engine.number, hold_up_stuck, *of) or {}
+            changes = engine.take(self._engine.number, which, *of) or {}
             self._held_up |= set(changes)
             self._change(changes)
 

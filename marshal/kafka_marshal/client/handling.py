@@ -6,13 +6,13 @@ message is not the reason, so none of them makes a dead letter. docs/handlers.md
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
 from inspect import iscoroutinefunction
 from random import Random
-from typing import Any, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 from kafka_marshal import arguments, errors
 from kafka_marshal.adapters.message import Message
@@ -21,6 +21,13 @@ from kafka_marshal.client.options import ConsumerOptions, check_names
 from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.topic_names import is_topic_name
+
+if TYPE_CHECKING:
+    from kafka_marshal.client.rates import Rate, Rates
+
+#: A partition with this number of lanes that wait for a rate, or by priority, for a first try is not delivered further:
+#: others are, however much waits of it.
+MOST_WAITING = 1_000
 
 
 class Fate(IntEnum):
@@ -197,6 +204,8 @@ class RunSettings(TypedDict, total=False):
     batch: int | None
     linger: float
     not_before: Callable[[Message], datetime | None] | None
+    rate: Rates | None
+    priority: Callable[[Message], int] | None
 
 
 #: How long ``run`` waits at its end for handlers that have begun (s).
@@ -214,6 +223,8 @@ RUN: RunSettings = {
     "batch": None,
     "linger": 0.05,
     "not_before": None,
+    "rate": None,
+    "priority": None,
 }
 
 #: Members that share partitions by batches keep no other.
@@ -237,6 +248,9 @@ class RunOptions:
     batch: int | None = None
     linger: float = 0.0
     not_before: Callable[[Message], datetime | None] | None = None
+    #: Topic ("": all) → its rate; and 0 … 9 for each message.
+    rates: Mapping[str, Rate] = field(default_factory=dict)
+    priority: Callable[[Message], int] | None = None
     is_async: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -290,8 +304,23 @@ class RunOptions:
         check_park(consumer, made, park=park, dead_letters=dead_letters)
         batch, linger = found["batch"], arguments.seconds("linger", found["linger"])
         _check_batch(consumer, batch, has_linger="linger" in given, waits=not_before is not None)
+        rates, priority = _rates(found["rate"]), found["priority"]
+        if priority is not None:
+            arguments.a_function("priority", priority, "message")
+        if rates or priority is not None:
+            _check_paced(consumer, batch, "rate" if rates else "priority", waits=not_before is not None)
         of_run = (handle, concurrency, order, made, dead_letters, drain_timeout, hooked, deserialize)
-        return cls(*of_run, park, batch, linger, not_before)
+        return cls(*of_run, park, batch, linger, not_before, rates, priority)
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether lanes wait for a rate, or have priorities."""
+        return bool(self.rates) or self.priority is not None
+
+    @property
+    def most_waiting(self) -> int | None:
+        """How many lanes of a partition may wait; None: as many as may be in flight, for some may need no token."""
+        return MOST_WAITING if self.is_paced and all(x.key is None for x in self.rates.values()) else None
 
     @property
     def is_durable(self) -> bool:
@@ -340,6 +369,33 @@ def _check_batch(consumer: ConsumerOptions, batch: int | None, *, has_linger: bo
         raise ConfigurationError(
             "run(…, batch=…) does not work in a group that takes checkpoints: a cut would wait for whole lists. "
             "Nothing was delivered. Leave batch out, or use a group without checkpoints"
+        )
+
+
+def _rates(given: Rates | None) -> dict[str, Rate]:
+    if given is None:
+        return {}
+    from kafka_marshal.client.rates import checked_rates  # not for other runs
+
+    return checked_rates(given)
+
+
+def _check_paced(consumer: ConsumerOptions, batch: int | None, name: str, *, waits: bool) -> None:
+    """Raises ConfigurationError if what begins can't wait for rates or priorities. waits: ``not_before`` is given."""
+    if waits and name == "rate":
+        raise ConfigurationError(
+            "run(…, not_before=…) and rate= exclude each other: a message that has to wait would take a token when it "
+            "is asked for its time. Nothing was delivered. Leave one of them out, or raise RetryAfter in the handler"
+        )
+    if batch is not None:
+        raise ConfigurationError(
+            f"run(…, batch=…) and {name}= exclude each other: a rate and a priority are for one message. Nothing was "
+            "delivered. Leave one of them out"
+        )
+    if consumer.settings.group is not None and consumer.settings.group.checkpoints is not None:
+        raise ConfigurationError(
+            f"run(…, {name}=…) does not work in a group that takes checkpoints: a cut would wait for what is to begin "
+            "later. Nothing was delivered. Leave it out, or use a group without checkpoints"
         )
 
 

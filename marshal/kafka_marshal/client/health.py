@@ -12,7 +12,7 @@ from kafka_marshal.engine.groups.member import MemberState
 from kafka_marshal.engine.plane import HUNG, Checkpointing
 from kafka_marshal.engine.settings import Why
 from kafka_marshal.engine.work.consumer import ConsumerEngine
-from kafka_marshal.engine.work.lane import HANGS_MS, HeldBack, HotKey, lasting
+from kafka_marshal.engine.work.lane import HANGS_MS, Handlers, HeldBack, HotKey, RateLimited, lasting
 from kafka_marshal.engine.work.lanes import HELD_BACK_MS
 from kafka_marshal.engine.work.stuck import Stuck
 from rationalizer.limits import MANY_HOLES, MAX_HOLES
@@ -100,6 +100,8 @@ class Health:
     #: Keys of which ``consumer.run(…, order="key")`` handles so much that one handler is busy with each for more than
     #: half of the time: more handlers or members do not speed them up. ``ok`` ignores them.
     hot_keys: tuple[HotKey, ...] = ()
+    #: Rates of ``consumer.run(…, rate=…)`` that are what limits now. ``ok`` ignores them.
+    rates: tuple[RateLimited, ...] = ()
     #: Partitions of this member, and those of the coordination topic that they belong to, with more than half of the
     #: open messages that they may have. ``ok`` ignores them until the limit is reached: then it is a problem.
     crowded: tuple[Crowded, ...] = ()
@@ -113,7 +115,7 @@ class Health:
         held = f"{self.state} " * bool(self.state) + f"{self.leases} {what}{'s' * (self.leases != 1)} held"
         head = f"{state}: {held}, last turn {self.turned_ago_ms / 1000:.1f} s ago"
         nearly = [found for found in self.crowded if not found.is_full]
-        found = (*self.problems, *self.stuck, *self.held_back, *nearly, *self.hot_keys)
+        found = (*self.problems, *self.stuck, *self.held_back, *nearly, *self.hot_keys, *self.rates)
         return "\n".join([head, *(f"- {text}" for text in dict.fromkeys(map(str, found)))])
 
 
@@ -167,6 +169,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
         handlers=handlers,
         handlers_wanted=wanted,
         hot_keys=tuple(one for each in _all(driver) for one in hot_keys(each, now)),
+        rates=tuple(one for each in _runs(driver) for one in each.limits),
         crowded=crowded,
         log_not_pruned=driver.upkeep.keeper.failing,
     )
@@ -234,10 +237,14 @@ def _checkpoints(driver: Driver) -> list[Checkpointing]:
     return [each.checkpoints for each in list(driver.engine.groups.values()) if each.checkpoints is not None]
 
 
+def _runs(driver: Driver) -> list[Handlers]:
+    found = [each.delivery.in_lanes.lanes.handlers for each in _all(driver)]
+    return [each for each in found if each is not None]
+
+
 def _handlers(driver: Driver) -> tuple[int, int]:
     """How many handlers all runs have, and how many they should have."""
-    found = [each.delivery.in_lanes.lanes.handlers for each in list(driver.engine.consumers.values())]
-    counts = [each.count for each in found if each is not None]
+    counts = [each.count for each in _runs(driver)]
     return sum(there for there, _ in counts), sum(wanted for _, wanted in counts)
 
 

@@ -14,7 +14,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 from math import inf
-from typing import Any
+from sys import maxsize
+from typing import TYPE_CHECKING, Any
 
 from kafka_marshal.client.breaker import FAILING, SAID_AFTER_MS, Elsewhere, done_elsewhere
 from kafka_marshal.client.committing import Committers, LettersInTransactions
@@ -25,9 +26,12 @@ from kafka_marshal.client.transactions import TransactionalProducers
 from kafka_marshal.client.tries import LOOK_S, RunCall, Tries
 from kafka_marshal.client.workers import Tasks, Threads
 from kafka_marshal.engine.work.lanes import HELD_BACK_MS, Lanes
-from kafka_marshal.engine.work.pull import Fetch, Pull, Take, Wait, Wanted
+from kafka_marshal.engine.work.pull import Fetch, Pull, Take, Wait, Wanted, hold_up_ahead, hold_up_stuck
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.logs import log
+
+if TYPE_CHECKING:
+    from kafka_marshal.client.pacing import Paced
 
 #: A message of which this many tries have begun, and none has ended, is set aside (or more, as ``Retry`` says).
 MAX_DELIVERIES = 5
@@ -43,6 +47,9 @@ MOST_READY = 20_000
 
 #: Fetched messages wait this long (s) for one of their partition in flight; then they are dropped, and fetched later.
 STUCK_S = 1.0
+
+#: While lanes wait for rates or priorities, messages of others are waited for this long (s) at a time.
+BESIDE_S = 0.02
 
 #: How often to check whether another run has ended (s).
 SOON_S = 0.01
@@ -98,13 +105,22 @@ class Runner:
         self._runtime = consumer._driver.cluster.runtime
         if options.is_durable:
             consumer._require_sharing_level("run(…, park=True) and Retry(durable=True)")
+        if options.rates:
+            from kafka_marshal.client.rates import check_topics  # not for other runs
+
+            check_topics(options.rates, consumer._engine.subscription)
         self._lanes = lanes = self._made()
         ready = max(READY_EACH * options.concurrency, READY_LEAST)
+        if options.is_paced:
+            ready = maxsize  # lanes of one partition, however many, are no reason to read no other
         if options.batch is not None:
             ready = max(ready, min(options.batch * ready, MOST_READY))
         self._tries = Tries(consumer, options, call, lanes, ready, self._give_back)
         self._workers = self._tries.workers = Tasks(self._tries, loop) if options.is_async else Threads(self._tries)
         lanes.handlers = self._workers
+        self._paced: Paced | None = None
+        if options.is_paced:
+            self._pace()
         self._committers: Committers | None = None
         if consumer._transactions is not None:
             self._prepare_transactions(consumer._transactions, options.dead_letters)
@@ -115,6 +131,12 @@ class Runner:
         self._has_said_failing = False
         #: While nothing succeeds here: what other members had done.
         self._elsewhere = Elsewhere()
+
+    def _pace(self) -> None:
+        """Have lanes wait for rates, and begin by their priorities."""
+        from kafka_marshal.client.pacing import Paced  # not for other runs
+
+        self._workers._ready = self._paced = Paced(self._tries)
 
     def _prepare_transactions(self, transactions: TransactionalProducers, dead_letters: str | None) -> None:
         tries, letters = self._tries, None
@@ -151,6 +173,7 @@ class Runner:
                 is_durable=options.is_durable,
                 concurrency=options.concurrency * (options.batch or 1),
                 most_tries=None if attempts is None else max(attempts, MAX_DELIVERIES),
+                most_waiting=options.most_waiting,
             )
             self._driver.engine.take(consumer._engine.number, in_lanes.open, lanes)
             return lanes
@@ -161,6 +184,8 @@ class Runner:
         """Run until the end, and clean up (one of our threads; *blocking*)."""
         try:
             self._workers.start()
+            if self._paced is not None:
+                self._paced.start()
             if self._committers is not None:
                 self._committers.start()
             consumer, came, waited = self._consumer._engine, None, None
@@ -209,6 +234,10 @@ class Runner:
             delivery = self._consumer._delivery
             is_waiting, is_held_up = delivery.is_waiting, delivery.is_held_up(self._runtime.now_ms())
             fetcher.look()
+        if self._paced is not None and (is_waiting or self._paced.is_waiting):
+            fetcher.stop_fetching(hold_up_ahead)
+            fetcher.pump(BESIDE_S)
+            return None
         if not is_waiting:
             return fetcher.await_log(inf) if is_held_up else fetcher.wait(inf)
         if not fetcher.pump(0.0):
@@ -216,7 +245,7 @@ class Runner:
             if self._tries.wait(for_any=True):
                 self._stuck_since = now
             elif now > self._stuck_since + STUCK_S:
-                fetcher.hold_up_stuck()
+                fetcher.stop_fetching(hold_up_stuck)
         return None
 
     def _look(self, now: float) -> None:
@@ -228,6 +257,8 @@ class Runner:
         if self._committers is not None:
             committing = self._committers.held_back(now, HELD_BACK_MS)
             found = (*committing, *(x for x in found if x[:2] not in {each[:2] for each in committing}))
+        if self._paced is not None:
+            self._paced.divide(self._consumer)
         engine, consumer = self._driver.engine, self._consumer._engine
         full = engine.take(consumer.number, consumer.delivery.in_lanes.note, found) or ()
         self._told.intersection_update(one[:2] for one in found)

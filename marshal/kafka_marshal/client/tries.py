@@ -76,6 +76,9 @@ class Workers(Handlers, Protocol):
 
     def start(self) -> None: ...
 
+    def wake(self, count: int) -> None:
+        """Lanes that were put may begin only now: this many (any thread)."""
+
     def look(self, now: float) -> None:
         """Cancel or replace handlers that take too long (now: ms, own clock; the feeder calls)."""
 

@@ -14,13 +14,13 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.closing import calling
 from kafka_marshal.client.handling import check_result, deserialized
 from kafka_marshal.client.tries import Tries, cancelled
-from kafka_marshal.engine.work.lane import Lane
+from kafka_marshal.engine.work.lane import Lane, RateLimited
 from kafka_marshal.logs import log
 from kafka_marshal.runtime import is_ours
 
@@ -34,11 +34,23 @@ MOST_DIGITS = 12
 MOST_IN_TURN = 10_000
 
 
+class LaneQueue(Protocol):
+    """The lanes that wait for a worker, and the rates that limit them now."""
+
+    @property
+    def limits(self) -> tuple[RateLimited, ...]: ...
+    def __len__(self) -> int: ...
+    def put(self, lane: Lane) -> None: ...
+    def take(self, longest: bool) -> Lane | None: ...
+
+
 class Ready:
     """The lanes that wait for a worker. Any thread calls it, without a lock: each step is atomic in the interpreter.
 
     Workers that take no more lanes than were put find one each.
     """
+
+    limits: tuple[RateLimited, ...] = ()
 
     def __init__(self) -> None:
         #: Each lane is in a cell that is in several queues; the worker that takes the lane empties the cell.
@@ -106,7 +118,7 @@ class Threads:
 
     def __init__(self, tries: Tries) -> None:
         self._tries = tries
-        self._ready = Ready()
+        self._ready: LaneQueue = Ready()
         #: True for each lane that is ready, None for each thread that has to end.
         self._calls = tries.runtime.mailbox()
         #: How many there are, and how many there should be: one more for each that hangs.
@@ -134,6 +146,10 @@ class Threads:
             self._ready.put(lane)
             self._calls.put(True)
 
+    def wake(self, count: int) -> None:
+        for _ in range(count):
+            self._calls.put(True)
+
     def look(self, now: float) -> None:
         timeout = self._tries.handler_timeout_ms
         if timeout is None:
@@ -159,6 +175,10 @@ class Threads:
     @property
     def count(self) -> tuple[int, int]:
         return self._threads, self._wanted
+
+    @property
+    def limits(self) -> tuple[RateLimited, ...]:
+        return self._ready.limits
 
     def _work(self, longest: bool) -> None:
         """Handle messages until the end (a worker)."""
@@ -277,7 +297,7 @@ class Tasks:
         self._theirs = loop
         self._have_ended = threading.Event()
         #: Lanes for the tasks; any thread adds lanes, the loop's thread takes them.
-        self._ready = Ready()
+        self._ready: LaneQueue = Ready()
         #: A future for each task that waits for a lane.
         self._idle: deque[asyncio.Future[None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -326,10 +346,18 @@ class Tasks:
     def count(self) -> tuple[int, int]:
         return self._tasks, self._wanted
 
+    @property
+    def limits(self) -> tuple[RateLimited, ...]:
+        return self._ready.limits
+
     def put(self, lanes: Iterable[Lane]) -> None:
         for lane in lanes:
             self._ready.put(lane)
         if self._ready and self._idle:
+            self._call(self._rouse)
+
+    def wake(self, count: int) -> None:
+        if self._idle:
             self._call(self._rouse)
 
     def _call(self, function: Any, *args: object) -> None:

@@ -453,7 +453,8 @@ class EngineRecorder:
             case Grant():
                 return {"grant": self._number(thing.run)}
             case Lanes():
-                logging = thing.is_durable, thing.concurrency, thing.most_tries
+                logging = [thing.is_durable, thing.concurrency, thing.most_tries]
+                logging += [] if thing.most_waiting is None else [thing.most_waiting]
                 return {"lanes": [self._number(thing), thing.order, *logging]}
             case Pull():
                 if thing in self._numbers:

@@ -24,6 +24,7 @@ from kafka_marshal.engine.claims.keys import KeyParts, ShareLease, ShareSource
 from kafka_marshal.engine.claims.peers import holders
 from kafka_marshal.engine.figures import Histogram
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage, Tracker
+from kafka_marshal.engine.work.lane import RateLimited
 from kafka_marshal.engine.work.tracker import Buffer
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.metrics.rows import (
@@ -131,6 +132,7 @@ class MarshalMeter:
             held_back=len(health.held_back),
             held_back_messages=sum(one.in_hand for one in health.held_back),
             handlers_running=sum(each.running for each in lanes),
+            rate_limited=tuple(TopicCount(*one) for one in _waiting(health.rates)),
             stuck=len(health.stuck),
             runs_failing=sum(each.pace_ms is not None for each in lanes),
             failures=tuple(Failures(*what, count) for what, count in sorted(failures.items())),
@@ -441,3 +443,11 @@ def _from_log(consumer: ConsumerEngine, key: Key, low: int, end: int) -> int:
     ranges = list(ranges_of(done))
     found = intervals.lag(max(low, done.stable + 1), end, ranges)
     return max(0, found + lag_of(done.open, low, end, done.stable, ranges))
+
+
+def _waiting(rates: Sequence[RateLimited]) -> list[tuple[str, int]]:
+    """Topic → how many messages wait for its rate; two consumers may each have a rate of all their topics."""
+    found: Counter[str] = Counter()
+    for one in rates:
+        found[one.topic] += one.waiting
+    return sorted(found.items())

@@ -167,6 +167,8 @@ class Metrics:
     held_back_messages: int
     #: Handlers of ``run`` that are running.
     handlers_running: int
+    #: Messages that wait for a rate of ``run``: of each key, the first.
+    rate_limited: tuple[TopicCount, ...]
     #: Partitions that are stuck though there is something to read (``health().stuck``).
     stuck: int
     #: Runs that try one message of a partition at a time, and set next to none aside, as all tries fail (U2).
@@ -500,6 +502,9 @@ CATALOGUE: tuple[Metric, ...] = (
     # run().
     _gauge("kafka_marshal.handlers_running", "{handler}", _member(lambda x: x.handlers_running)).means(
         "Handlers of run() that have a message."
+    ),
+    _gauge("kafka_marshal.rate_limited", "{message}", _rows(lambda x: x.rate_limited, "topic")).means(
+        'Messages that wait for a rate of run(), of each key the first; topic "": a rate of all topics.'
     ),
     _gauge("kafka_marshal.stuck_partitions", "{partition}", _member(lambda x: x.stuck)).means(
         "Partitions that are stuck though there is something to read: damaged, without a leader, or position lost."

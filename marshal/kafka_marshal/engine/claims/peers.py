@@ -8,7 +8,7 @@ more than 2 · HI by our own clock. The timestamp of the claim then moves log ti
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 
 import xxhash
@@ -289,6 +289,11 @@ def open_since(peers: Peers, key: Key, now: float) -> float:
         return peers._free_since.get(key, -inf)
     age = peers._worlds[cp].log_time - lease.last_beat
     return peers._goes_stale_at(key, lease.heartbeat_interval_ms, age, now, peers._moved.get(cp, now))
+
+
+def holders_of(peers: Peers, topics: Collection[str]) -> int:
+    """How many members hold a lease of these topics."""
+    return len({client_id for key, client_id in peers._holders.items() if key[0] in topics})
 
 
 def holders(peers: Peers) -> int:

@@ -526,6 +526,8 @@ class InLanes:
         half of the memory, two take a third each (the dynamic threshold of Choudhury and Hahne, 1998).
         """
         in_hand = assignment.tracker.in_hand
+        if self.lanes.most_waiting is not None and self.lanes.are_enough(assignment.key):
+            return True
         if not self.is_active or in_hand == 0 or self.purgatory.waits_for_buffered(assignment):
             return False
         most, taken = min(MAX_IN_HAND_MESSAGES, assignment.lease.most_intervals - 1), self._taken(assignment)

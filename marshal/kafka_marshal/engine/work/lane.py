@@ -235,6 +235,31 @@ class HeldBack(NamedTuple):
         )
 
 
+class RateLimited(NamedTuple):
+    """A rate of ``run`` that is what limits at present; ``str()`` is for people."""
+
+    #: "": of all topics.
+    topic: str
+    #: Tries a second of this member; and how many members share the group's rate (1 without ``of_group``).
+    per_second: float
+    members: int
+    #: How many messages wait for it: of each lane (key), the first.
+    waiting: int
+    #: Of ``Rate(key=…)``: for how many values it limits, and that with most waiting; None: it has no key.
+    values: int = 1
+    value: str | None = None
+
+    def __str__(self) -> str:
+        whose = "" if self.members == 1 else f", its part of the group's, which {self.members} members share"
+        each = f" for each value; {self.values} value(s) reach it, most waits for {self.value}"
+        each *= self.value is not None
+        return (
+            f"{self.topic or 'all topics'}: limited by rate= of run(…), {self.per_second:g} a second{whose}{each}. "
+            f"{self.waiting:,} message(s), of each key the first, wait for that, and nothing else does. If the lag "
+            "grows, raise the rate"
+        )
+
+
 def given_up(message: Message) -> str:
     """What holds a partition back where a message was taken away from a handler that has not returned."""
     return (
@@ -353,6 +378,10 @@ class Handlers(Protocol):
     @property
     def count(self) -> tuple[int, int]:
         """How many handlers there are, and how many there should be (any thread; no lock)."""
+
+    @property
+    def limits(self) -> tuple[RateLimited, ...]:
+        """The rates of the run that limit it now (any thread; no lock)."""
 
     def put(self, lanes: Iterable[Lane]) -> None:
         """These lanes are ready (any thread)."""

@@ -62,6 +62,8 @@ class Lanes:
         #: How many handlers the run has; the most tries that owners begin of a message.
         self.concurrency: int = 1
         self.most_tries: int | None = None
+        #: A partition of which this number of lanes waits for a first try is not delivered further; None: no limit.
+        self.most_waiting: int | None = None
         #: Messages that are tried one after another, with nothing else in flight → whether such a try has ended well,
         #: and the log does not show that: a death now would count against it.
         self._alone: dict[tuple[Key, int], bool] = {}
@@ -101,7 +103,13 @@ class Lanes:
         self._freed: deque[Lane] = deque()
 
     def open(
-        self, owner: LaneRun, *, is_durable: bool = False, concurrency: int = 1, most_tries: int | None = None
+        self,
+        owner: LaneRun,
+        *,
+        is_durable: bool = False,
+        concurrency: int = 1,
+        most_tries: int | None = None,
+        most_waiting: int | None = None,
     ) -> None:
         """A run begins; lanes that were ready for the previous one no longer are.
 
@@ -111,6 +119,7 @@ class Lanes:
         with self._lock:
             self.owner, self.is_ended, self.ready, self.is_durable = owner, False, 0, is_durable
             self.pace_ms, self.concurrency, self.most_tries = None, concurrency, most_tries
+            self.most_waiting = most_waiting
             self._alone.clear()
 
     def close(self, owner: LaneRun) -> None:
@@ -118,6 +127,7 @@ class Lanes:
         with self._lock:
             if self.owner is owner:
                 self.owner, self.handlers, self.is_ended, self.pace_ms = None, None, True, None
+                self.most_waiting = None
 
     def pace(self, pace_ms: float | None, now: float) -> None:
         """Begin one try of a partition at a time, this long (ms) after the one before; None: as many as handlers."""
@@ -638,6 +648,17 @@ class Lanes:
                     or any(offset_of(each) < last for each in waiting)
                 )
         return are_open
+
+    @reading
+    def are_enough(self, key: Key) -> bool:
+        """Whether nothing more of a partition is delivered, since enough of its lanes wait for a first try."""
+        if self.most_waiting is None or (partition := self._partitions.get(key)) is None:
+            return False
+        if len(partition.lanes) - len(partition.started) < self.most_waiting:
+            return False
+        with self._lock:  # what waits for its time is no reason
+            found = sum(x.due is None and x not in partition.started for x in partition.lanes.values())
+            return found >= self.most_waiting
 
     @reading
     def waiting(self, key: Key) -> int:

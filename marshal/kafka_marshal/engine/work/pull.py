@@ -383,6 +383,18 @@ def hold_up_stuck(consumer: Delivers, fetched: Collection[Key], now: float) -> d
     return dict.fromkeys(full)
 
 
+#: What is fetched ahead of a partition that is held up by what waits in its lanes.
+ENOUGH_AHEAD = 2_000
+
+
+@given
+def hold_up_ahead(consumer: Delivers, fetched: Collection[Key], now: float) -> dict[Key, int | None]:
+    """Stop fetching partitions of which enough waits in lanes and here, so that others have the memory."""
+    assignments, in_lanes = consumer.assignments, consumer.delivery.in_lanes
+    found = [(key, assignments[key]) for key in fetched if key in assignments]
+    return dict.fromkeys(key for key, x in found if x.buffer.size >= ENOUGH_AHEAD and in_lanes.holds_up(x))
+
+
 def _give_up(consumer: Delivers, keys: Iterable[Key]) -> None:
     """Drop the buffers of partitions that wait for messages in lanes: they are fetched again in their turn."""
     for key in keys:
