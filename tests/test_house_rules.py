@@ -156,10 +156,10 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (3, 820),
     "checkpoints": (3, 590),
     "cli": (24, 7_880),
-    "client": (34, 11_880),
-    "engine": (59, 18_820),
-    "kafka_marshal": (14, 2_870),
-    "metrics": (6, 1_610),
+    "client": (36, 12_490),
+    "engine": (59, 18_890),
+    "kafka_marshal": (14, 2_880),
+    "metrics": (6, 1_620),
     "node": (17, 4_520),
     "observe": (17, 5_930),
     "pipeline": (21, 8_040),
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (343, 106_130)
+MOST_OF_ALL = (345, 106_820)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
