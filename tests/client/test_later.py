@@ -21,10 +21,13 @@ from kafka_marshal import (
     Transactions,
     aio,
 )
+from kafka_marshal.client import health
 from kafka_marshal.client.waiting import wait_of
+from kafka_marshal.engine.work import open_messages
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.testing import MemoryKafka
 from kafka_marshal.types import due_of, reason_until
+from tests.rationalizer.small_limits import small_limits
 
 GROUP, TOPIC = "billing", "orders"
 MESSAGE: Any = object()
@@ -39,6 +42,7 @@ class Program:
         self.act = act
         self.consumer_options = {name: options.pop(name) for name in ("mode", "exactly_once") if name in options}
         self.options = options
+        self.marshal: Marshal | None = None
 
     def note(self, message: Any) -> None:
         self.tries.append((message.value(), Attempt.current().number, self.now()))
@@ -58,6 +62,7 @@ class Program:
             Marshal(bootstrap_servers, group_id=GROUP, client_id="a") as marshal,
             marshal.consumer([TOPIC], **self.consumer_options) as consumer,
         ):
+            self.marshal = marshal
             consumer.run(self.note, **self.options)
 
     async def awaited(self, bootstrap_servers: str) -> None:
@@ -314,6 +319,36 @@ def test_messages_of_a_batch_wait(memory_marshal: MemoryKafka, whole: bool) -> N
     again = [value for values in got[1:] for value in values]
     assert sorted(again) == (sorted(got[0]) if whole else [b"late"])
     assert not whole or again.index(b"late") < again.index(b"after")
+
+
+def test_at_the_limit_nothing_more_of_the_partition_is_delivered(
+    memory_marshal: MemoryKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tests.rationalizer.oracle  # noqa: F401 - its limits are lowered, too
+
+    small_limits(monkeypatch, MAX_HOLES=4)
+    for module in (health, open_messages):  # the client knows the limit as the log does
+        monkeypatch.setattr(module, "MAX_HOLES", 4)
+
+    def act(message: Any) -> None:
+        if message.value() != b"new" and Attempt.current().number == 1:
+            raise RetryAfter(90.0)
+
+    memory_marshal.create_topic(TOPIC)
+    memory_marshal.produce(TOPIC, *(f"{number}" for number in range(6)))
+    program = Program(memory_marshal, act, order="none", concurrency=1)
+    memory_marshal.start(program.work)
+    memory_marshal.wait_until(lambda: len(program.tries) == 6)
+    until_logged(memory_marshal, [(offset, "later", 1) for offset in range(4)])
+    memory_marshal.produce(TOPIC, "new")
+    memory_marshal.advance(30.0)
+    assert program.times(b"new") == []
+    assert program.marshal is not None
+    assert "4 of the 4 open messages that it may have" in str(program.marshal.health())
+    memory_marshal.advance(70.0)
+    memory_marshal.wait_until_done(TOPIC, GROUP)
+    assert program.numbers(b"new") == [1]
+    assert all(program.numbers(b"%d" % number) == [1, 2] for number in range(6))
 
 
 def test_the_error_says_when_the_next_try_begins() -> None:

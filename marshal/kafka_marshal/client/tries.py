@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
-from kafka_marshal.client import waiting
 from kafka_marshal.client.attempt import Attempt, Handling, current
 from kafka_marshal.client.batch import Look
 from kafka_marshal.client.breaker import SLOWEST_PACE_MS, Breaker
@@ -245,6 +244,8 @@ class Tries:
         not_before = self.options.not_before
         if not_before is None or lane.number > 1 or lane.due is not None:
             return False
+        from kafka_marshal.client import waiting  # not for a worker without
+
         view = self.consumer._engine.source.view
         wait_ms = waiting.wait_of(not_before, message, view.log_time(lane.assignment.lease.cp, now))
         if wait_ms <= 0:
@@ -315,14 +316,18 @@ class Tries:
             delay_ms = self.options.retry.checked_delay(attempt.number, self._rng, error) * 1000
             if is_outage:
                 delay_ms = min(delay_ms, SLOWEST_PACE_MS)
-            is_long = (is_asked or self.options.retry.after is not None) and delay_ms > waiting.IN_MEMORY_S * 1000
-            if is_long and (refusal := waiting.why_not_logged(self.consumer, delay_ms)) is not None:
-                refusal.__cause__ = error
-                self.give_up(lane, attempt, refusal, sets_aside=True)
-                return
-            self.consumer._handled.retried(topic)
+            is_long = False
+            if is_asked or self.options.retry.after is not None:
+                from kafka_marshal.client import waiting  # not for a worker without
+
+                is_long = delay_ms > waiting.IN_MEMORY_S * 1000
             if is_long:
+                if (refusal := waiting.why_not_logged(self.consumer, delay_ms)) is not None:
+                    refusal.__cause__ = error
+                    self.give_up(lane, attempt, refusal, sets_aside=True)
+                    return
                 waiting.log_it(self.consumer, lane, attempt.message, delay_ms, attempt.number)
+            self.consumer._handled.retried(topic)
             due = self.runtime.now_ms() + delay_ms
             self._returned(lane, self.lanes.failed(lane, due, self.call, waits=is_long))
             self._wake_timer()
