@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (345, 106_820)
+MOST_OF_ALL = (345, 106_830)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
