@@ -131,7 +131,7 @@ SINKS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "what is stable does not wait for running records",
-        "_merge",
+        "_merge_in",
         _STABLE,
         "known = besides if of.is_newest(fences) else ()",
         "F4",
@@ -182,7 +182,7 @@ SINKS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a stale writer says what is stable",
-        "_merge",
+        "_merge_in",
         _STABLE,
         "known = besides if is_free else ()",
         "F4",

@@ -1,10 +1,11 @@
-"""Both sinks, behind one interface; a temporary PostgreSQL."""
+"""Both sinks, behind one interface; a temporary PostgreSQL, and a temporary MariaDB."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -111,6 +112,68 @@ def postgres() -> Iterator[Postgres]:
 def database(postgres: Postgres) -> str:
     """The dsn of a new database."""
     return postgres.dsn(postgres.new_database())
+
+
+class MariaDb:
+    """A server on a socket in a temporary folder, with its data."""
+
+    def __init__(self, folder: Path, server: str, install: str) -> None:
+        self.folder, self.socket = folder, folder / "socket"
+        prefix: list[str] = []
+        if os.geteuid() == 0:
+            user = pwd.getpwnam("nobody")
+            os.chown(folder, user.pw_uid, user.pw_gid)
+            prefix = [sys.executable, "-I", "-c", _AS_OTHER, str(user.pw_uid), str(user.pw_gid)]
+        data = f"--datadir={folder / 'data'}"
+        command = [install, "--no-defaults", data, "--auth-root-authentication-method=normal", "--skip-test-db"]
+        done = subprocess.run([*prefix, *command], capture_output=True, text=True, cwd="/", check=False)
+        if done.returncode != 0:
+            pytest.skip(f"mariadb-install-db can't make a database here: {(done.stdout + done.stderr).strip()[-300:]}")
+        self.processes = Processes(folder, keep=False)
+        command = [server, "--no-defaults", data, f"--socket={self.socket}", f"--pid-file={folder / 'pid'}"]
+        command += ["--skip-networking", "--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=32M"]
+        self.processes.start("mariadb", [*prefix, *command], folder / "log")
+        until = time.monotonic() + 60
+        while True:
+            try:
+                with socket.socket(socket.AF_UNIX) as probe:
+                    probe.connect(str(self.socket))
+            except OSError:
+                log = (folder / "log").read_text(errors="replace")[-1000:]
+                assert self.processes.exit_status("mariadb") is None and time.monotonic() < until, log
+                time.sleep(0.05)
+            else:
+                return
+
+    def new_database(self) -> str:
+        """Its name."""
+        name = f"d{os.urandom(6).hex()}"
+        self.ask(f"CREATE DATABASE {name}")
+        return name
+
+    def ask(self, sql: str, database: str | None = None) -> list[tuple[Any, ...]]:
+        import pymysql
+
+        options: dict[str, Any] = {"user": "root", "database": database, "autocommit": True, "ssl_disabled": True}
+        connection = pymysql.connect(unix_socket=str(self.socket), **options)
+        with connection, connection.cursor() as cursor:
+            cursor.execute(sql)
+            return list(cursor.fetchall())
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDb]:
+    """A server; the test is skipped if there is none here."""
+    pytest.importorskip("pymysql", reason="PyMySQL is not installed")
+    path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin"))
+    server, install = shutil.which("mariadbd", path=path), shutil.which("mariadb-install-db", path=path)
+    if server is None or install is None:
+        pytest.skip("no MariaDB server here (Debian, Ubuntu: apt-get install mariadb-server)")
+    running = MariaDb(Path(tempfile.mkdtemp(prefix="kafka-marshal-mariadb-")), server, install)
+    try:
+        yield running
+    finally:
+        running.processes.end()
 
 
 class Kind:

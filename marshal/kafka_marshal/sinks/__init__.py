@@ -10,21 +10,32 @@ In a handler of ``consumer.run``, where records of a partition end in any order:
 >>> with sink.record() as tx:                                                    # doctest: +SKIP
 ...     if not tx.is_done:
 ...         tx.execute("INSERT INTO ...", row)
+
+On a connection of the program's own, in a transaction that it begins and commits:
+
+>>> with connection.transaction(), fence(connection, batch) as tx:               # doctest: +SKIP
+...     connection.cursor().executemany("INSERT INTO ...", [row(m) for m in tx.new])
 """
 
-from kafka_marshal.sinks.base import FencedSink, RecordTransaction, SinkTransaction, Written
+from kafka_marshal.sinks.base import FencedMessages, FencedSink, RecordTransaction, SinkTransaction, Written
+from kafka_marshal.sinks.connection import ConnectionSink, FenceBlock, fence, fence_tables
 from kafka_marshal.sinks.delta import DeltaSink, DeltaTransaction, DeltaUndo
 from kafka_marshal.sinks.postgres import PostgresSink
 from kafka_marshal.sinks.sqlite import SqliteSink
 
 __all__ = [
+    "ConnectionSink",
     "DeltaSink",
     "DeltaTransaction",
     "DeltaUndo",
+    "FenceBlock",
+    "FencedMessages",
     "FencedSink",
     "PostgresSink",
     "Written",
     "RecordTransaction",
     "SqliteSink",
     "SinkTransaction",
+    "fence",
+    "fence_tables",
 ]

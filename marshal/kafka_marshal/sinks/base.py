@@ -60,6 +60,7 @@ from kafka_marshal.sinks.database import (
     Connection,
     Dialect,
     DoneRecords,
+    Lock,
     NotEnteredError,
     RollBackError,
     SinkWork,
@@ -68,7 +69,7 @@ from kafka_marshal.sinks.database import (
 )
 from kafka_marshal.types import Key
 
-__all__ = ["FencedSink", "Written", "RecordTransaction", "SinkTransaction"]
+__all__ = ["FencedMessages", "FencedSink", "Written", "RecordTransaction", "SinkTransaction"]
 
 _ALL_DONE = (
     "SELECT topic, partition, first_offset, last_offset FROM kafka_marshal_done WHERE group_id = ? "
@@ -122,11 +123,10 @@ class SinkTransaction(_Statements[Connection]):
         return last_offset_of(self._stored, topic, partition)
 
 
-class RecordTransaction(_Statements[Connection]):
-    """Inside the fenced transaction of records. Commit and rollback are the sink's: leave the block, or raise."""
+class FencedMessages:
+    """Messages that are written in one fenced transaction, and which of them are new."""
 
-    def __init__(self, connection: Connection, messages: Sequence[Message], new: Sequence[Message]) -> None:
-        super().__init__(connection)
+    def __init__(self, messages: Sequence[Message], new: Sequence[Message]) -> None:
         self._left_out = len(messages) - len(new)
         self._has_new = bool(new)
         self._new = list(new)
@@ -153,6 +153,14 @@ class RecordTransaction(_Statements[Connection]):
             )
         if not self._has_new:
             raise RollBackError
+
+
+class RecordTransaction(_Statements[Connection], FencedMessages):
+    """Inside the fenced transaction of records. Commit and rollback are the sink's: leave the block, or raise."""
+
+    def __init__(self, connection: Connection, messages: Sequence[Message], new: Sequence[Message]) -> None:
+        super().__init__(connection)
+        FencedMessages.__init__(self, messages, new)
 
 
 #: (tx, piece, position, ranges): deletes the program's rows from the position on, except in the ranges.
@@ -358,22 +366,32 @@ class FencedSink(Dialect[Connection]):
 
     def _merge(self, of: Records, written: Unmerged) -> None:
         """Merge the rows written since the last time, and what is stable, unless transactions of records run."""
-        group_id, key = self._rows_of(of.group_id), of.key
         besides = of.done_besides(written.stable)
         with self._work() as work:
             work.stage = "fence"
-            at = self._row(work.connection, group_id, key, "free" if written.postponed < PATIENCE else "exclusive")
-            is_free = at is not None
-            if at is None:
-                at = self._row(work.connection, group_id, key, "merging")
-            if at is None:
-                return  # another transaction merges
-            # A writer of records below it that still runs would leave rows that overlap.
-            fences = self._fences(work.connection, group_id, key, at.epoch) if is_free else ()
-            known = besides if is_free and of.is_newest(fences) else ()
-            last, _ = self._done(work.connection, group_id, key).merge(at.last_offset, known, min(written.offsets))
+            lock: Lock = "free" if written.postponed < PATIENCE else "exclusive"
+            found = self._merge_in(work.connection, of, besides, min(written.offsets), lock)
+        if found is None:
+            return  # another transaction merges
+        is_free, last = found
         written.postponed = 0 if is_free or not besides or besides[-1][1] <= last else written.postponed + 1
         written.offsets.clear()
+
+    def _merge_in(
+        self, connection: Connection, of: Records, besides: Sequence[tuple[int, int]], since: int, lock: Lock
+    ) -> tuple[bool, int] | None:
+        """Merge in this transaction: whether no transaction of records runs, the last offset; None: another merges."""
+        group_id, key = self._rows_of(of.group_id), of.key
+        at = self._row(connection, group_id, key, lock)
+        is_free = at is not None
+        if at is None:
+            at = self._row(connection, group_id, key, "merging")
+        if at is None:
+            return None
+        # A writer of records below it that still runs would leave rows that overlap.
+        fences = self._fences(connection, group_id, key, at.epoch) if is_free else ()
+        known = besides if is_free and of.is_newest(fences) else ()
+        return is_free, self._done(connection, group_id, key).merge(at.last_offset, known, since)[0]
 
     def progress(self, group_id: str) -> dict[Key, Written]:
         """(topic, partition) → what is stored for this group. Raises SinkError."""

@@ -398,6 +398,8 @@ _FROM = (
     "SELECT first_offset, last_offset FROM kafka_marshal_done WHERE OURS AND first_offset >= coalesce("
     "(BEFORE), -1) ORDER BY first_offset"
 )
+#: The same, up to another offset.
+_FROM_TO = _FROM.replace(" ORDER BY first_offset", " AND first_offset <= ? ORDER BY first_offset")
 _SET_LAST_OFFSET = "UPDATE kafka_marshal_progress SET last_offset = ? WHERE OURS"
 _DROP_BELOW = "DELETE FROM kafka_marshal_done WHERE OURS AND first_offset <= ? AND last_offset <= ?"
 _DROP_SOME = "DELETE FROM kafka_marshal_done WHERE OURS AND first_offset IN (SELECT one.value FROM OFFSETS)"
@@ -534,8 +536,8 @@ class SerialDoneRecords(DoneRecords):
 
     def add(self, offsets: list[int], *, are_new: bool = False) -> tuple[set[int], Written | None]:
         """Store ascending offsets as done; those that were not, and the partition's row, if there is one."""
-        between = (*self._of, offsets[0], *self._of, offsets[0], offsets[-1])
-        found, row = self._run_all((self._sql(_COVERING), between), (ROW, self._of))
+        between = (*self._of, *self._of, offsets[0], offsets[-1])
+        found, row = self._run_all((self._sql(_FROM_TO), between), (ROW, self._of))
         stored = Written(*row[0]) if row else None
         last, done = interval_merged(stored.last_offset if stored else -1, found)
         firsts = [first for first, _ in done]
