@@ -35,10 +35,11 @@ from kafka_marshal import RetryAfter as RetryAfter
 from datetime import UTC as UTC, datetime as datetime
 from kafka_marshal.checkpoints import Folder, RestorePiece
 from kafka_marshal.pipeline.claimed import ClaimedBatch as ClaimedBatch, ClaimedBatches
-from kafka_marshal.sinks import SqliteSink
+from kafka_marshal.sinks import SqliteSink, fence as fence
 
 F = functions
 INSERT: str
+Order: Any
 admin: Admin
 UPSERT: str
 batch: Batch

@@ -391,6 +391,8 @@ def _sinks(campaigns: int) -> Iterator[Unit]:
         "test_open.py",
     ):
         yield Unit("sinks", name, partial(_tests, SINKS / name, "-p", "tests.sinks.conftest", "--noconftest"))
+    name, some = "test_connections.py", ("-k", "sqlite3 or psycopg or pymysql")
+    yield Unit("sinks", name, partial(_tests, SINKS / name, "-p", "tests.sinks.conftest", "--noconftest", *some))
     for seed in range(campaigns):
         yield Unit("sinks", f"campaign {seed} on SQLite", partial(_on_sqlite, seed))
         yield Unit("sinks", f"campaign {seed} on PostgreSQL", partial(_on_postgres, seed))

@@ -26,7 +26,7 @@ from tests.mutants.mutation import ROOT, Mutation, apply
 from tests.mutants.sharing import SHARING
 from tests.mutants.sinks import SINKS
 from tests.mutants.transactions import TRANSACTIONS
-from tests.sinks.conftest import binary
+from tests.sinks.conftest import binary, mariadb_programs
 
 __all__ = ["CONTROL", "ROOT", "Row", "as_json", "markdown", "run_all", "table", "write_report"]
 
@@ -109,10 +109,12 @@ def catchers() -> dict[str, str]:
 
 
 def drawable() -> set[str]:
-    """Bugs that were caught last, but those of PostgreSQL if there is no server here."""
+    """Bugs that were caught last, but those of PostgreSQL or MariaDB if there is no server here."""
     has_postgres = binary("postgres") is not None and binary("initdb") is not None
+    lacking = [name for name, has in (("postgres", has_postgres), ("mysql", mariadb_programs())) if not has]
     rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
-    return {x["name"] for x in rows if x.get("unit") and (has_postgres or "postgres" not in f"{x['unit']}{x['what']}")}
+    caught = {x["name"]: f"{x['unit']}{x['what']}" for x in rows if x.get("unit")}
+    return {name for name, by in caught.items() if not any(each in by for each in lacking)}
 
 
 def _copy(to: Path) -> None:

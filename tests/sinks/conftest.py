@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -161,15 +162,20 @@ class MariaDb:
             return list(cursor.fetchall())
 
 
+def mariadb_programs() -> tuple[str, str] | None:
+    """The server, and what makes its data folder; None if they, or PyMySQL, are not here."""
+    path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin"))
+    server, install = shutil.which("mariadbd", path=path), shutil.which("mariadb-install-db", path=path)
+    return None if server is None or install is None or find_spec("pymysql") is None else (server, install)
+
+
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDb]:
     """A server; the test is skipped if there is none here."""
-    pytest.importorskip("pymysql", reason="PyMySQL is not installed")
-    path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin"))
-    server, install = shutil.which("mariadbd", path=path), shutil.which("mariadb-install-db", path=path)
-    if server is None or install is None:
-        pytest.skip("no MariaDB server here (Debian, Ubuntu: apt-get install mariadb-server)")
-    running = MariaDb(Path(tempfile.mkdtemp(prefix="kafka-marshal-mariadb-")), server, install)
+    programs = mariadb_programs()
+    if programs is None:
+        pytest.skip("no MariaDB server here (Debian, Ubuntu: apt-get install mariadb-server), or no PyMySQL")
+    running = MariaDb(Path(tempfile.mkdtemp(prefix="kafka-marshal-mariadb-")), *programs)
     try:
         yield running
     finally:

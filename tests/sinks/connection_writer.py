@@ -1,4 +1,4 @@
-"""A worker that writes on its own connection, and dies at a random step: python connection_writer.py '{"bootstrap": …}'.
+"""A worker that writes on its own connection, and dies at a random step: python -m … '{"bootstrap": …}'.
 
 It ends when every message of the topic is done.
 """

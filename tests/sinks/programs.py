@@ -85,19 +85,19 @@ class Program:
     def rows(self) -> list[tuple[int, int, str]]:
         return [(place, at, value) for place, at, value in self.ask("SELECT * FROM results ORDER BY 1, 2, 3")]
 
-    def progress(self) -> Any:
+    def progress(self, group_id: str = "group") -> Any:
         if self.database == "sqlite":
             with closing(sqlite3.connect(self.where)) as connection, connection:
-                return ConnectionSink(connection).progress("group")
+                return ConnectionSink(connection).progress(group_id)
         if self.database == "postgres":
             import psycopg
 
             with psycopg.connect(self.where) as other:
-                return ConnectionSink(other).progress("group")
+                return ConnectionSink(other).progress(group_id)
         import pymysql
 
         with pymysql.connect(**self.mysql, ssl_disabled=True) as mine:
-            return ConnectionSink(mine).progress("group")
+            return ConnectionSink(mine).progress(group_id)
 
     # What the program does.
 
@@ -303,6 +303,28 @@ class Program:
         else:
             async with engine.begin() as one:
                 yield one
+
+
+class AsSink:
+    """The program as a sink, for tests that are written for sinks."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def records(self, messages: Any, **about: Any) -> Any:
+        return self.record(messages, **about)
+
+    @contextmanager
+    def record(self, messages: Any = None, **about: Any) -> Iterator[Any]:
+        with self.program._transaction(autocommit=False) as connection, fence(connection, messages, **about) as tx:
+            yield tx
+
+    def progress(self, group_id: str) -> Any:
+        return self.program.progress(group_id)
+
+    def rewind(self, *args: Any, **options: Any) -> None:
+        with self.program._transaction(autocommit=False) as connection:
+            ConnectionSink(connection).rewind(*args, **options)
 
 
 def _model() -> Any:

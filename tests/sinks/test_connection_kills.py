@@ -1,4 +1,4 @@
-"""Workers on a real broker and a real database that write on their own connections, and die at any step: each row once."""
+"""Workers on a real broker that write on connections of their own, and die at any step: each row once."""
 
 from __future__ import annotations
 
@@ -134,5 +134,5 @@ def test_each_row_is_written_once(
 def test_each_row_is_written_once_whoever_is_killed_or_stopped(
     name: str, form: str, seed: int, scene: Scene, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    deaths, found = run(scene, opened(name, request, tmp_path), form, 1_000, seed, 0.01, stops=True)
+    _, found = run(scene, opened(name, request, tmp_path), form, 1_000, seed, 0.01, stops=True)
     check(found, 1_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import (
@@ -39,9 +40,8 @@ from kafka_marshal.sinks.database import (
     SerialDoneRecords,
     SinkWork,
     Stage,
-    ended_early,
 )
-from kafka_marshal.sinks.links import AsyncLink, Link, Rows, Vendor, code_of, link_of
+from kafka_marshal.sinks.links import AsyncLink, Link, Rows, Vendor, code_of, is_operational, link_of
 from kafka_marshal.types import Key
 
 _UNDONE: Final = (
@@ -159,8 +159,10 @@ class ConnectionSink(FencedSink[Any]):
 
     # Steps of a fence, each a function of what the database answers (AsyncLink).
 
-    def _begin(self, link: Link, of: Records) -> None:
+    def _begin(self, link: Link, of: Records, waits: bool) -> None:
         """Before the block, and not undone with it: takes the partition, and enters our epochs if need be.
+
+        waits: for all writers of the partition, so that it can be merged.
 
         Raises ConfigurationError if there is no transaction.
         """
@@ -174,7 +176,7 @@ class ConnectionSink(FencedSink[Any]):
         if link.vendor == "postgresql":
             found = self._run(link, ROW, (rows, *key)).fetchall()
             is_entered = bool(found) and of.may_write(self._fences(link, rows, key, found[0][1]))
-            if is_entered and not _is_time(of, PATIENCE + 1):
+            if is_entered and not waits:
                 self._take_gate(link, rows, key, "shared")
                 return
         # It begins with a statement that writes: before these sqlite3 begins a transaction by itself.
@@ -197,12 +199,12 @@ class ConnectionSink(FencedSink[Any]):
         return FencedMessages([message for message, _ in of.messages], of.first_of_each(new)), new
 
     def _settle(
-        self, link: Link, of: Records, new: set[int], aside: set[int], besides: Sequence[tuple[int, int]]
+        self, link: Link, of: Records, new: set[int], aside: set[int], besides: Sequence[tuple[int, int]] | None
     ) -> None:
-        """The end of the block."""
+        """The end of the block. besides: what is done without the sink, to merge; None: not now."""
         if aside := new & aside:
             self._done(link, self._rows_of(of.group_id), of.key).take_out(aside, new)
-        if _is_time(of):
+        if besides is not None:
             self._merge_in(link, of, besides, -1, "free")
         of.require_held()
 
@@ -291,20 +293,32 @@ class ConnectionSink(FencedSink[Any]):
                 f"Run the statements of fence_tables({self._link.vendor!r}) once, as a migration",
                 False,
             )
-        text = str(code or "")
-        if self._link.vendor == "mysql" and code in _WHY_MYSQL:
-            return _WHY_MYSQL[code]
-        known = postgres._WHY if self._link.vendor == "postgresql" else sqlite._WHY
-        for beginning, (why, remedy, retry) in known.items():
-            if text and text.startswith(beginning):
-                return why, _RUN_AGAIN if retry else remedy, retry
+        if self._link.vendor == "mysql":
+            if code in _WHY_MYSQL:
+                return _WHY_MYSQL[code]
+        else:
+            known = postgres._WHY if self._link.vendor == "postgresql" else sqlite._WHY
+            for beginning, (why, remedy, retry) in known.items():
+                if code is not None and str(code).startswith(beginning):
+                    return why, _RUN_AGAIN if retry else remedy, retry
+        if code is None and is_operational(error):
+            return "the database does not answer, or the connection to it was lost", _RUN_AGAIN, True
         return "the database refused a statement of fence(…)", "See what it says", False
 
 
 def _is_time(of: Records, every: int = 1) -> bool:
-    """Whether to merge: as often as sinks that count do, by the number of the offset."""
-    period = every * max(MERGE_EVERY, BATCHES * (len(of.messages) - 1))
-    return of.offsets[0] // period != (of.offsets[-1] + 1) // period
+    """Whether to merge: by chance, as often as sinks that count do. (A connection may be new for each transaction.)"""
+    messages = len(of.messages)
+    return random.random() * every * max(MERGE_EVERY, BATCHES * (messages - 1)) < messages
+
+
+def _ended(name: str) -> SinkError:
+    return SinkError(
+        f"{name}: the block of fence(…) ended the transaction by itself (COMMIT, ROLLBACK, or a statement that "
+        "commits, as CREATE TABLE of MySQL). What it had written until then may be in the database: then its messages "
+        "are done there, and what was to follow is missing. Check the rows. Leave COMMIT and ROLLBACK to the code "
+        "around fence(…)"
+    )
 
 
 def _no_transaction() -> ConfigurationError:
@@ -324,6 +338,7 @@ class FenceBlock(AbstractContextManager[FencedMessages], AbstractAsyncContextMan
         self._sink, self._link, self._of = sink, sink._link, of
         self._block: Any = None
         self._is_settled = False
+        self._waits = _is_time(of, PATIENCE + 1)
 
     def __enter__(self) -> FencedMessages:
         if isinstance(self._link, AsyncLink):
@@ -353,26 +368,29 @@ class FenceBlock(AbstractContextManager[FencedMessages], AbstractAsyncContextMan
     @contextmanager
     def _within(self) -> Iterator[FencedMessages]:
         sink, link, of = self._sink, self._link, self._of
-        sink._begin(link, of)
+        sink._begin(link, of, self._waits)
         with self._kept_open(), suppress(RollBackError), link.nested():
             tx, new = sink._admit(link, of)
             yield tx
             tx._check(of.is_single)
-            sink._settle(link, of, new, of.aside(), of.done_besides(of.stable))
+            sink._settle(link, of, new, of.aside(), self._besides())
             self._is_settled = True
 
     @asynccontextmanager
     async def _within_async(self, link: AsyncLink) -> AsyncIterator[FencedMessages]:
         sink, of = self._sink, self._of
-        await link.perform(lambda on: sink._begin(on, of))
+        await link.perform(lambda on: sink._begin(on, of, self._waits))
         with self._kept_open(), suppress(RollBackError):
             async with link.nested():
                 tx, new = await link.perform(lambda on: sink._admit(on, of))
                 yield tx
                 tx._check(of.is_single)
-                aside, besides = of.aside(), of.done_besides(of.stable)
+                aside, besides = of.aside(), self._besides()
                 await link.perform(lambda on: sink._settle(on, of, new, aside, besides))
                 self._is_settled = True
+
+    def _besides(self) -> Sequence[tuple[int, int]] | None:
+        return self._of.done_besides(self._of.stable) if self._waits or _is_time(self._of) else None
 
     @contextmanager
     def _kept_open(self) -> Iterator[None]:
@@ -380,9 +398,10 @@ class FenceBlock(AbstractContextManager[FencedMessages], AbstractAsyncContextMan
         try:
             yield
         except Exception as error:
-            if self._is_settled:
-                raise ended_early(self._sink._name()) from error
-            raise
+            if not self._is_settled:
+                raise
+            found = self._sink._explain(error, "store")
+            raise found if found.retry else _ended(self._sink._name()) from error
 
 
 def fence(

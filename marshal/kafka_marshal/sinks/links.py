@@ -263,6 +263,12 @@ def _vendor(name: str, connection: object) -> Vendor:
     raise arguments.wrong("connection", wanted, connection, "Nothing was written")
 
 
+def is_operational(error: BaseException) -> bool:
+    """Whether the driver takes it for the fault of the server or the network."""
+    theirs = getattr(error, "orig", None) or error
+    return any(base.__name__ == "OperationalError" for base in type(theirs).__mro__)
+
+
 def code_of(error: BaseException) -> object:
     """What the database calls an error: MySQL's number, SQLSTATE, SQLite's name; None: not known."""
     theirs = getattr(error, "orig", None) or error
