@@ -182,9 +182,12 @@ def test_a_block_that_ends_the_transaction_is_an_error(
         pytest.fail("no error")
 
 
-def test_a_stricter_level_of_postgresql_is_refused(postgres: Postgres) -> None:
+@pytest.mark.parametrize("name", ["psycopg", "psycopg-async", "session"])
+def test_a_stricter_level_of_postgresql_is_refused(name: str, postgres: Postgres) -> None:
+    if name == "session":
+        pytest.importorskip("sqlalchemy")
     for level in ("repeatable read", "serializable"):
-        program = Program("psycopg", postgres.dsn(postgres.new_database(level)))
+        program = Program(name, postgres.dsn(postgres.new_database(level)))
         program.setup()
         with pytest.raises(ConfigurationError, match="ISOLATION LEVEL READ COMMITTED"):
             program.write(several(0), **about())
@@ -219,7 +222,7 @@ def test_an_entry_waits_for_writers_that_passed_before_it(
     order: list[str] = []
 
     def newer() -> list[int]:
-        return program.write(several(0, 1), within=lambda _: order.append("newer"), **about(8))
+        return program.write(several(1, 3), within=lambda _: order.append("newer"), **about(8))
 
     with ThreadPoolExecutor() as pool:
 
@@ -231,11 +234,11 @@ def test_an_entry_waits_for_writers_that_passed_before_it(
 
         running: list[Future[list[int]]] = []
         assert program.write(several(0), after=begin, **about(7)) == [0]
-        assert running[0].result(30) == [1]
+        assert running[0].result(30) == [1, 3]
     assert order == ["older", "newer"]
     with pytest.raises(StaleEpochError):
         program.write(several(2), **about(7))
-    assert program.rows() == [(0, 0, "7"), (0, 1, "8"), (0, 9, "7")]
+    assert program.rows() == [(0, 0, "7"), (0, 1, "8"), (0, 3, "8"), (0, 9, "7")]
 
 
 @pytest.mark.parametrize("name", ["sqlite3", "psycopg", "session", "pymysql"])
