@@ -131,7 +131,7 @@ SINKS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "what is stable does not wait for running records",
-        "_merge_in",
+        "merged_in",
         _STABLE,
         "known = besides if of.is_newest(fences) else ()",
         "F4",
@@ -182,7 +182,7 @@ SINKS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a stale writer says what is stable",
-        "_merge_in",
+        "merged_in",
         _STABLE,
         "known = besides if is_free else ()",
         "F4",
@@ -232,7 +232,7 @@ SINKS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a block may write what is stored",
-        "RecordTransaction._check",
+        "FencedMessages._check",
         "if self._left_out and not self._is_asked and not is_single:",
         "if False:",
         "F3",

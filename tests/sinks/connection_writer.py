@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import sys
-import time
 from typing import Any
 
 from kafka_marshal import Marshal, aio
@@ -25,8 +24,7 @@ draw = random.Random(arguments["seed"])
 
 
 def step(_: object = None) -> None:
-    """Here it may die, or take its time."""
-    time.sleep(draw.random() / 500)
+    """Here it may die."""
     if draw.random() < arguments["dies"]:
         os.kill(os.getpid(), signal.SIGKILL)
 

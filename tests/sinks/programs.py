@@ -1,10 +1,10 @@
-"""Programs that write on a connection of their own: one for each library, behind one interface."""
+"""Programs that write on their own connections: one for each library, behind one interface."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from typing import Any
 
@@ -70,7 +70,7 @@ class Program:
             import psycopg
 
             with psycopg.connect(self.where, autocommit=True) as other:
-                found = other.execute(sql)  # type: ignore[call-overload]
+                found = other.execute(sql)
                 return found.fetchall() if found.description else []
         import pymysql
 
@@ -103,7 +103,7 @@ class Program:
 
     def write(
         self,
-        messages: Sequence[Any],
+        messages: Any,
         value: str = "",
         within: Hook = nothing,
         after: Hook = nothing,
@@ -261,9 +261,8 @@ class Program:
         if self.database == "postgres":
             at = self.postgres
             return f"postgresql+psycopg://{at['user']}@{at['host']}:{at['port']}/{at['dbname']}"
-        return (
-            f"mysql+pymysql://root@/{self.mysql['database']}?unix_socket={self.mysql['unix_socket']}&ssl_disabled=true"
-        )
+        at = self.mysql
+        return f"mysql+pymysql://{at['user']}@/{at['database']}?unix_socket={at['unix_socket']}&ssl_disabled=true"
 
     @contextmanager
     def _sqlalchemy(self, autocommit: bool) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Workers on a real broker that write on connections of their own, and die at any step: each row once."""
+"""Workers on a real broker that write on their own connections, and die at any step: each row once."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from kafka_marshal.sinks import ConnectionSink, Written, fence, fence_tables
 from kafka_marshal.sinks.database import MERGE_EVERY
 from tests.sinks import test_several_writers
 from tests.sinks.conftest import MariaDb, Postgres
-from tests.sinks.programs import PROGRAMS, AsSink, Program
+from tests.sinks.programs import PROGRAMS, AsSink, Program, nothing
 from tests.sinks.test_done_records import attempt, message
 
 #: Part of a program's name → the libraries that it needs.
@@ -98,9 +98,9 @@ def fail(_: object) -> None:
 
 
 def test_what_is_rolled_back_is_neither_written_nor_done(program: Program) -> None:
-    for where in ("within", "after"):
+    for within, after in ((fail, nothing), (nothing, fail)):
         with pytest.raises(BrokenError):
-            program.write(several(0, 1), **about(), **{where: fail})
+            program.write(several(0, 1), within=within, after=after, **about())
         assert program.rows() == []
     assert program.write(several(0, 1), **about()) == [0, 1]
 

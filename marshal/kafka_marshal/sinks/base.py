@@ -370,28 +370,12 @@ class FencedSink(Dialect[Connection]):
         with self._work() as work:
             work.stage = "fence"
             lock: Lock = "free" if written.postponed < PATIENCE else "exclusive"
-            found = self._merge_in(work.connection, of, besides, min(written.offsets), lock)
+            found = merged_in(self, work.connection, of, besides, min(written.offsets), lock)
         if found is None:
             return  # another transaction merges
         is_free, last = found
         written.postponed = 0 if is_free or not besides or besides[-1][1] <= last else written.postponed + 1
         written.offsets.clear()
-
-    def _merge_in(
-        self, connection: Connection, of: Records, besides: Sequence[tuple[int, int]], since: int, lock: Lock
-    ) -> tuple[bool, int] | None:
-        """Merge in this transaction: whether no transaction of records runs, the last offset; None: another merges."""
-        group_id, key = self._rows_of(of.group_id), of.key
-        at = self._row(connection, group_id, key, lock)
-        is_free = at is not None
-        if at is None:
-            at = self._row(connection, group_id, key, "merging")
-        if at is None:
-            return None
-        # A writer of records below it that still runs would leave rows that overlap.
-        fences = self._fences(connection, group_id, key, at.epoch) if is_free else ()
-        known = besides if is_free and of.is_newest(fences) else ()
-        return is_free, self._done(connection, group_id, key).merge(at.last_offset, known, since)[0]
 
     def progress(self, group_id: str) -> dict[Key, Written]:
         """(topic, partition) → what is stored for this group. Raises SinkError."""
@@ -630,3 +614,25 @@ class FencedSink(Dialect[Connection]):
     def _done(self, connection: Connection, group_id: str, key: Key) -> DoneRecords:
         run, run_all = partial(self._run, connection), partial(self._run_all, connection)
         return self._records(run, run_all, self._lists, group_id, key)
+
+
+def merged_in(
+    sink: FencedSink[Connection],
+    connection: Connection,
+    of: Records,
+    besides: Sequence[tuple[int, int]],
+    since: int,
+    lock: Lock,
+) -> tuple[bool, int] | None:
+    """Merge in this transaction: whether no transaction of records runs, the last offset; None: another merges."""
+    group_id, key = sink._rows_of(of.group_id), of.key
+    at = sink._row(connection, group_id, key, lock)
+    is_free = at is not None
+    if at is None:
+        at = sink._row(connection, group_id, key, "merging")
+    if at is None:
+        return None
+    # A writer of records below it that still runs would leave rows that overlap.
+    fences = sink._fences(connection, group_id, key, at.epoch) if is_free else ()
+    known = besides if is_free and of.is_newest(fences) else ()
+    return is_free, sink._done(connection, group_id, key).merge(at.last_offset, known, since)[0]

@@ -22,7 +22,7 @@ from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.errors import ConfigurationError, SinkError
 from kafka_marshal.sinks import postgres, sqlite
-from kafka_marshal.sinks.base import FencedMessages, FencedSink, Written
+from kafka_marshal.sinks.base import FencedMessages, FencedSink, Written, merged_in
 from kafka_marshal.sinks.claims import Records, entered, the_record, the_records
 from kafka_marshal.sinks.database import (
     BATCHES,
@@ -205,7 +205,7 @@ class ConnectionSink(FencedSink[Any]):
         if aside := new & aside:
             self._done(link, self._rows_of(of.group_id), of.key).take_out(aside, new)
         if besides is not None:
-            self._merge_in(link, of, besides, -1, "free")
+            merged_in(self, link, of, besides, -1, "free")
         of.require_held()
 
     # What the database is asked.
