@@ -165,7 +165,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "pipeline": (21, 8_040),
     "rationalizer": (42, 10_040),
     "runner": (4, 620),
-    "sinks": (7, 2_800),
+    "sinks": (9, 3_570),
     "snapshots": (5, 1_030),
     "testing": (39, 11_610),
     "ui": (10, 4_350),
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (345, 106_830)
+MOST_OF_ALL = (347, 107_600)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
