@@ -203,6 +203,22 @@ def test_a_first_try_waits_for_its_time(memory_marshal: MemoryKafka, is_killed: 
     memory_marshal.wait_until_done(TOPIC, GROUP)
 
 
+def test_a_message_whose_time_can_t_be_read_fails_alone(memory_marshal: MemoryKafka) -> None:
+    """As if its handler had raised; without ``park`` it would end the run, again after each restart."""
+
+    def not_before(message: Any) -> datetime | None:
+        return datetime.fromisoformat(message.value().decode()) if message.value() != b"x" else None
+
+    program = Program(memory_marshal, not_before=not_before, retry=Retry(attempts=2, backoff=(0.0, 0.0)), park=True)
+    memory_marshal.create_topic(TOPIC, 1)
+    for value in ("no time", "x", "1999-01-01T00:00:00+00:00"):
+        memory_marshal.produce(TOPIC, value, key=value)
+    memory_marshal.start(program.work)
+    until_logged(memory_marshal, [(0, "parked", 2)])
+    memory_marshal.wait_until(lambda: len(program.tries) == 2)
+    assert program.times(b"no time") == []
+
+
 def test_a_short_wait_stays_in_memory(memory_marshal: MemoryKafka) -> None:
     start(memory_marshal)
     program = Program(memory_marshal, Once(30.0))

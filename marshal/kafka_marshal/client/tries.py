@@ -225,7 +225,7 @@ class Tries:
         message = self.lanes.begin(lane, now, self.call)
         if self._awaited and self.are_few_ready:
             self._wake()
-        if message is None or self._is_early(lane, cast("Message", message), now):
+        if message is None or (self.options.not_before is not None and self._is_early(lane, message, now)):
             return None
         return self.attempt(lane, message)
 
@@ -239,15 +239,19 @@ class Tries:
             self._call_hooks("before", attempt)
         return attempt
 
-    def _is_early(self, lane: Lane, message: Message, now: float) -> bool:
-        """Whether this try has to wait for its time: then it has not begun, and its handler is free."""
-        not_before = self.options.not_before
-        if not_before is None or lane.number > 1 or lane.due is not None:
+    def _is_early(self, lane: Lane, found: object, now: float) -> bool:
+        """Whether this try has to wait for its time, or has failed with ``not_before``: its handler is free."""
+        not_before, message = cast("Callable[[Message], object]", self.options.not_before), cast("Message", found)
+        if lane.due is not None:
             return False
         from kafka_marshal.client import waiting  # not for a worker without
 
-        view = self.consumer._engine.source.view
-        wait_ms = waiting.wait_of(not_before, message, view.log_time(lane.assignment.lease.cp, now))
+        log_time = self.consumer._engine.source.view.log_time(lane.assignment.lease.cp, now)
+        try:
+            wait_ms = waiting.wait_of(not_before, message, log_time)
+        except Exception as error:  # noqa: BLE001 - of this message: others go on, as if its handler had raised
+            self.failed(lane, self.attempt(lane, message), now, error)
+            return True
         if wait_ms <= 0:
             return False
         if wait_ms > waiting.IN_MEMORY_S * 1000:

@@ -20,9 +20,9 @@ from kafka_marshal.errors import ConfigurationError, MarshalError
 IN_MEMORY_S = 60.0
 
 
-def wait_of(not_before: Callable[[Message], datetime | None], message: Message, now_ms: float) -> float:
+def wait_of(not_before: Callable[[Message], object], message: Message, now_ms: float) -> float:
     """How long (ms) a first try has to wait; 0: not at all. Raises ConfigurationError for a result that is no time."""
-    found: object = not_before(message)
+    found = not_before(message)
     if found is None:
         return 0.0
     if not isinstance(found, datetime) or found.tzinfo is None:
