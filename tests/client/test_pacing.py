@@ -370,10 +370,25 @@ def test_what_can_not_work_ends_the_run_and_nothing_is_lost(
     assert isinstance(error, ConfigurationError | TypeError)
     with pytest.raises(type(error), match=text):
         raise error
-    if callable(options.get("priority")) and "batch" not in options and "a function" not in text:
-        assert "which ends the run. The message is not done, and comes again" in error.__notes__[0]
     memory_marshal.start(Program(how, mode=options.get("mode"), checkpoints=options.get("checkpoints")).work, "b")
     memory_marshal.wait_until_done("orders", GROUP)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", ["priority", "rate"])
+def test_a_message_for_which_a_function_raises_fails_alone(memory_marshal: MemoryKafka, how: str, name: str) -> None:
+    def number(message: Any) -> int:
+        if message.value() == b"1":
+            raise ValueError("no priority")
+        return 5
+
+    put(memory_marshal, "orders", 4)
+    given = {"priority": number} if name == "priority" else {"rate": Rate(100, key=number)}
+    program = Program(how, **given, park=True, retry=Retry(attempts=2, backoff=(0.0, 0.0)))
+    worker = memory_marshal.start(program.work)
+    memory_marshal.wait_until_done("orders", GROUP)
+    assert [(x.state, x.delivery_count) for x in memory_marshal.admin.open_messages(GROUP)] == [("parked", 2)]
+    assert worker.error is None
 
 
 # Runs.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from heapq import heappop, heappush
 from math import inf
 from typing import Any
@@ -244,7 +243,11 @@ class Paced:
             if message is None:
                 continue
             topic = lane.partition.assignment.key[0]
-            level, at, value = self._asked(topic, message)
+            try:
+                level, at, value = self._asked(topic, message)
+            except Exception as error:  # noqa: BLE001 - of this message: it fails when it begins, and others go on
+                self._tries.faults[lane] = error
+                level, at, value = 0, None, None
             with self._lock:
                 now = self._now_ms()
                 bucket = self._buckets.free if at is None else self._buckets.of(at, value, now)
@@ -261,19 +264,11 @@ class Paced:
         rates = self._buckets.rates
         at = next((x for x in (topic, "") if x in rates), None)
         key = None if at is None else rates[at].key
-        try:
-            value = None if key is None else arguments.a_result("key(…) of a Rate", key(message))
-            hash(value)
-            if self._priority is None:
-                return 0, at, value
-            level = arguments.a_whole("what priority(…) of run(…) returns", self._priority(message), 0, LEVELS - 1)
-        except BaseException as error:
-            with suppress(Exception):
-                error.add_note(
-                    f"{topic} [{message.partition()}] offset {message.offset()}: rate= or priority= of run(…) can't be "
-                    "applied to it, which ends the run. The message is not done, and comes again"
-                )
-            raise
+        value = None if key is None else arguments.a_result("key(…) of a Rate", key(message))
+        hash(value)
+        if self._priority is None:
+            return 0, at, value
+        level = arguments.a_whole("what priority(…) of run(…) returns", self._priority(message), 0, LEVELS - 1)
         return level, at, value
 
     def _levels(self) -> Iterable[int]:

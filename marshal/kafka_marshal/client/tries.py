@@ -177,6 +177,8 @@ class Tries:
         self._awaited = NOTHING
         #: The error that ends the run; None: there is none.
         self.error: BaseException | None = None
+        #: Lane → what a function of the user's (``not_before``, ``rate``, ``priority``) raised for its message: it fails.
+        self.faults: dict[Lane, Exception] = {}
         self._timer_runs = False
         group_id, kind, *_ = consumer._about()
         self._handling = Handling(
@@ -227,7 +229,11 @@ class Tries:
             self._wake()
         if message is None or (self.options.not_before is not None and self._is_early(lane, message, now)):
             return None
-        return self.attempt(lane, message)
+        attempt = self.attempt(lane, message)
+        if self.faults and (error := self.faults.pop(lane, None)) is not None:
+            self.failed(lane, attempt, now, error)
+            return None
+        return attempt
 
     def attempt(self, lane: Lane, message: object) -> Attempt:
         """The try of a lane that has begun."""
@@ -249,9 +255,9 @@ class Tries:
         log_time = self.consumer._engine.source.view.log_time(lane.assignment.lease.cp, now)
         try:
             wait_ms = waiting.wait_of(not_before, message, log_time)
-        except Exception as error:  # noqa: BLE001 - of this message: others go on, as if its handler had raised
-            self.failed(lane, self.attempt(lane, message), now, error)
-            return True
+        except Exception as error:  # noqa: BLE001 - of this message: others go on
+            self.faults[lane] = error
+            return False
         if wait_ms <= 0:
             return False
         if wait_ms > waiting.IN_MEMORY_S * 1000:
