@@ -408,7 +408,7 @@ class InLanes:
     def _due_times(self, run: Run, now: float) -> dict[int, float] | None:
         """When (own clock, ms) messages of a run may be tried, of those that wait for their time."""
         opened = run.assignment.open
-        if opened is None:
+        if opened is None or not opened.tried:  # as for nearly all runs
             return None
         found: dict[int, float] = {}
         log_time = self._consumer.source.view.log_time(run.assignment.lease.cp, now)
