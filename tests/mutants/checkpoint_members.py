@@ -40,7 +40,7 @@ CHECKPOINT_MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a share that closes its gaps begins other messages, too",
         "Partition.may_begin",
-        "until = lease.proven_until if offset <= max(self.finish_to, self.closes_to) else lease.hand_out_until",
+        "until = lease.proven_until if is_to_finish else lease.hand_out_until",
         "until = lease.proven_until",
         "X14",
     ),

@@ -177,7 +177,7 @@ class Tries:
         self._awaited = NOTHING
         #: The error that ends the run; None: there is none.
         self.error: BaseException | None = None
-        #: Lane → what a function of the user's (``not_before``, ``rate``, ``priority``) raised for its message: it fails.
+        #: Lane → what ``not_before``, ``rate`` or ``priority`` raised for its message, which fails.
         self.faults: dict[Lane, Exception] = {}
         self._timer_runs = False
         group_id, kind, *_ = consumer._about()
@@ -273,11 +273,12 @@ class Tries:
         attempt._restore_topic(lane.assignment.key[0])
         if self.options.park:
             self.succeeded()
-        now = self.runtime.now_ms()
-        if self.options.order == "key":
-            self.lanes.hot.note(lane.assignment.key, attempt.message.key(), (now - began) / attempt._at_once, now)
-        if self.options.hooks:
-            self._call_hooks("after", attempt, (now - began) / 1000)
+        if (by_key := self.options.order == "key") or self.options.hooks:
+            now = self.runtime.now_ms()
+            if by_key:
+                self.lanes.hot.note(lane.assignment.key, attempt.message.key(), (now - began) / attempt._at_once, now)
+            if self.options.hooks:
+                self._call_hooks("after", attempt, (now - began) / 1000)
         if self.heard is None:
             return self._settle(lane, attempt.message)
         return self._settle(lane, held_back(attempt, attempt._take_outputs()))

@@ -437,7 +437,8 @@ class Partition:
     def may_begin(self, lane: Lane, offset: int, now: float) -> bool:
         """Whether a try of this message may begin now."""
         lease = lane.assignment.lease
-        until = lease.proven_until if offset <= max(self.finish_to, self.closes_to) else lease.hand_out_until
+        is_to_finish = offset <= self.finish_to or offset <= self.closes_to
+        until = lease.proven_until if is_to_finish else lease.hand_out_until
         return now < until and offset <= self.up_to and offset not in self.unlogged
 
     def gaps_to(self) -> int:

@@ -526,7 +526,11 @@ class Lanes:
         partition = lane.partition
         partition.started.discard(lane)
         if not lane.rest:
-            self._remove(lane)
+            if lane.ahead is lane.behind:  # neither: it is in no list of messages
+                lane.message = None
+                del partition.lanes[lane.key]
+            else:
+                self._remove(lane)
             return False
         lane.message, lane.assignment = lane.rest.popleft(), partition.assignment
         lane.number, lane.since, lane.is_single = 1, 0.0, False
