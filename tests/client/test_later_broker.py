@@ -13,7 +13,7 @@ from tests.client.running import Crew, publish
 
 pytestmark = pytest.mark.broker
 
-WAIT_S = 6.0
+WAIT_S = 10.0
 
 
 def test_the_next_owner_tries_it_at_its_time_after_kill_9(crew: Crew, tmp_path: Path) -> None:
