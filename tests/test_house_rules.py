@@ -156,7 +156,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (3, 820),
     "checkpoints": (3, 590),
     "cli": (24, 7_880),
-    "client": (36, 12_490),
+    "client": (36, 12_500),
     "engine": (59, 18_890),
     "kafka_marshal": (14, 2_880),
     "metrics": (6, 1_620),
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (347, 107_600)
+MOST_OF_ALL = (347, 107_610)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
