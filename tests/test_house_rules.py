@@ -482,7 +482,7 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.client.base.AnyConsumer": (33, 14),
     "kafka_marshal.client.consumer.Consumer": (29, 1),
     "kafka_marshal.client.fetching.FetchingConsumer": (28, 10),
-    "kafka_marshal.client.tries.Tries": (26, 16),
+    "kafka_marshal.client.tries.Tries": (26, 17),
     "kafka_marshal.engine.engine.Engine": (31, 15),
     "kafka_marshal.engine.claims.peers.Peers": (29, 15),
     "kafka_marshal.engine.groups.checkpoints.answering.Answering": (29, 13),
