@@ -245,7 +245,7 @@ class Paced:
             topic = lane.partition.assignment.key[0]
             try:
                 level, at, value = self._asked(topic, message)
-            except Exception as error:  # noqa: BLE001 - of this message: it fails when it begins, and others go on
+            except Exception as error:  # noqa: BLE001 - of this message: it fails when it begins, and others continue
                 self._tries.faults[lane] = error
                 level, at, value = 0, None, None
             with self._lock:

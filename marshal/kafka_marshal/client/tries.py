@@ -255,7 +255,7 @@ class Tries:
         log_time = self.consumer._engine.source.view.log_time(lane.assignment.lease.cp, now)
         try:
             wait_ms = waiting.wait_of(not_before, message, log_time)
-        except Exception as error:  # noqa: BLE001 - of this message: others go on
+        except Exception as error:  # noqa: BLE001 - of this message: others continue
             self.faults[lane] = error
             return False
         if wait_ms <= 0:
