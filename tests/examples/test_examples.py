@@ -159,7 +159,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = examples()
     assert len(found) >= 15
     ours = {"given.pyi": GIVEN, "pyarrow.pyi": UNTYPED, "program.py": PROGRAM, "wrong.py": WRONG}
+    ours |= {"django/__init__.pyi": "", "django/db.pyi": UNTYPED}
     for name, text in {**found, **ours}.items():
+        (made / name).parent.mkdir(exist_ok=True)
         (made / name).write_text(text, encoding="utf-8")
     (made / "pyrightconfig.json").write_text(f'{{"extraPaths": ["{ROOT / "marshal"}", "{ROOT}"]}}')
     return made
