@@ -315,6 +315,8 @@ def _simulation(sizes: Sizes) -> Iterator[Unit]:
             scenario = Scenario.from_seed(seed, intervals=SHORT_INTERVALS, coordinated=coordinated, lanes=True)
             yield Unit("lanes", f"seed {seed} of {name}", partial(_story, scenario))
 
+    if sizes.lanes:
+        yield Unit("pacing", QUEUE.name, partial(_tests, QUEUE))
     for path in CHECKPOINT_SCRIPTS if sizes.counting else ():
         yield Unit("counting", path.name, partial(script_differs, path))
     for seed in range(sizes.counting):
@@ -333,6 +335,8 @@ def _simulation(sizes: Sizes) -> Iterator[Unit]:
 
 
 MEMBERS = Path(__file__).parents[1] / "engine" / "groups"
+#: What begins, and when, without threads.
+QUEUE = Path(__file__).parents[1] / "client" / "test_pacing_queue.py"
 
 
 def _story(scenario: Scenario, judged: bool = False) -> str:

@@ -23,6 +23,7 @@ from tests.mutants.group_members import GROUP_MEMBERS
 from tests.mutants.groups import GROUPS
 from tests.mutants.lanes import LANES
 from tests.mutants.mutation import ROOT, Mutation, apply
+from tests.mutants.pacing import PACING
 from tests.mutants.sharing import SHARING
 from tests.mutants.sinks import SINKS
 from tests.mutants.transactions import TRANSACTIONS
@@ -81,6 +82,8 @@ def _parts(mutation: Mutation | None) -> tuple[str, ...]:
         return ("sinks",)
     if mutation in TRANSACTIONS:
         return ("transactions",)
+    if mutation in PACING:
+        return ("pacing",)
     if mutation in LANES:
         return ("lanes",)
     if mutation in GROUP_MEMBERS:

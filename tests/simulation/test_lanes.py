@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kafka_marshal import Rate
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.testing.simulation import Job, Scenario, simulate, simulate_one
 from kafka_marshal.testing.simulation.campaign import Report
@@ -62,6 +63,19 @@ def with_lanes(job: Job) -> None:
 
 def test_an_own_worker_has_lanes() -> None:
     simulate(with_lanes, seeds=2, lanes=True).raise_for_violation()
+
+
+def with_rates(job: Job) -> None:
+    """A user's worker whose messages wait for tokens, and have priorities."""
+    rate = Rate(200, burst=5, key=lambda message: (message.offset() or 0) % 3, of_group=True)
+    with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
+        consumer.run(
+            job.handle, concurrency=4, order=job.order, rate=rate, priority=lambda message: (message.offset() or 0) % 10
+        )
+
+
+def test_an_own_worker_has_rates_and_priorities() -> None:
+    simulate(with_rates, seeds=2, lanes=True).raise_for_violation()
 
 
 def forgets(job: Job) -> None:
