@@ -12,7 +12,7 @@ import pytest
 from kafka_marshal.client.tries import RunCall
 from kafka_marshal.engine.inputs import Ts
 from kafka_marshal.engine.settings import GroupOptions
-from kafka_marshal.engine.work.assignment import Assignment
+from kafka_marshal.engine.work.assignment import Assignment, Stage
 from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.engine.work.lanes import Lanes, Order
 from kafka_marshal.engine.work.open_messages import Goal, Request, Try
@@ -230,6 +230,28 @@ def test_u1_what_is_kept_after_all_is_logged_again_before_it_begins() -> None:
     assert tries(net)[0] == 2
     worker.run_until(lambda: 0 in worker.begun)
     assert worker.numbers[0] == [2]
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_u1_what_was_logged_and_never_began_begins_if_its_partition_is_kept_after_all(kind: str) -> None:
+    """A release for a pause waits for one handler; the pause ends, and the others begin here, in order."""
+    net = net_with()
+    left_by_another(net, kind)
+    worker = Worker(net, "w", kind, order="partition")
+    worker.holds()
+    worker.run_until(lambda: worker.begun)
+    assert tries(net, kind) == dict.fromkeys(range(4), 1)
+    net.pause(HI)
+    worker.run(HI / 2)
+    assert worker.assignments[0].stage is Stage.REVOKING
+    worker.run(2 * HI)
+    assert worker.assignments[0].stage is Stage.ACTIVE
+    for offset in range(4):
+        worker.run_until(lambda: worker.begun)
+        assert list(worker.begun) == [offset]
+        worker.done(offset)
+    worker.run(2 * HI)
+    assert tries(net, kind) == {}
 
 
 @pytest.mark.parametrize("attempts", [0, 2])

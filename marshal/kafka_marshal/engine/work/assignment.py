@@ -526,6 +526,10 @@ class Assignment:
     def hand_in(self) -> None:
         """Its release follows: give back what has not begun."""
 
+    def drop_buffered(self) -> None:
+        """Drop the buffered messages, which are fetched again; not those that the log has as open: these would not be."""
+        self.buffer.give_up(max(self.tracker.in_hand_to, -1 if self.open is None else self.open.last))
+
     def reopen(self) -> None:
         """It is not released after all."""
         self.buffer.is_given_up = False

@@ -401,6 +401,11 @@ class OpenOffsets:
             self.seek()  # without it, what lies below the reader would count as gone
 
     @property
+    def last(self) -> int:
+        """The last offset that was fetched here and is open in the log, or is to be; −1: there is none."""
+        return self._lasts[-1] if self._lasts else -1
+
+    @property
     def _wanted(self) -> float:
         """The lowest offset to be fetched; inf: there is none."""
         return self.reading[0].first if self.reading else inf

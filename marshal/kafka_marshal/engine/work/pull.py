@@ -400,4 +400,4 @@ def _give_up(consumer: Delivers, keys: Iterable[Key]) -> None:
     for key in keys:
         assignment = consumer.assignments[key]
         if consumer.delivery.in_lanes.holds_up(assignment):
-            assignment.buffer.give_up(assignment.tracker.in_hand_to)
+            assignment.drop_buffered()

@@ -216,7 +216,7 @@ class Revocation:
         self._consumer.enter(assignment, Stage.REVOKING)
         assignment.told.revoked_at = now
         self._consumer.delivery.recall(assignment)
-        assignment.buffer.give_up(assignment.tracker.in_hand_to)
+        assignment.drop_buffered()
         if assignment.shown:
             self._consumer.outbox.add(StopFetch(self._consumer.number, assignment.key))
             self._consumer.call(Callback.REVOKE, assignment)
