@@ -35,6 +35,7 @@ _STORIES = {
     "transactions": "workers that commit outputs and progress together",
     "checkpoints": "a coordinated group that takes checkpoints, whose members count messages",
     "sharing": "workers that share partitions by batches, at least once",
+    "lists": "lanes or parks whose handlers get lists (run(…, batch=…))",
     "parks": "workers that set messages aside, and of operators that redrive, discard and set aside",
 }
 #: Linux's file with the processor's name; elsewhere Python's value is used.

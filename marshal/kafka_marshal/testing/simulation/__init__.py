@@ -15,6 +15,7 @@ take part: a function of one :class:`Job`. See docs/simulation.md. Needs the ext
 ``counting``            what the states of a checkpoint hold: each message once; what its callbacks get
 ``in_batches``          workers that share partitions by batches, and the operator beside them
 ``in_lanes``            the worker with many handlers (``consumer.run``)
+``in_lists``            its handlers of lists (``batch=``)
 ``scenario``            clients and faults, drawn from a seed or written down
 ``checks``              invariants checked with every record and every message
 ``batch_checks``        the same for partitions that many share by batches

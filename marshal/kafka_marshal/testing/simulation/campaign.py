@@ -279,6 +279,7 @@ def simulate(
     checkpoints: bool = False,
     parks: bool = False,
     sharing: bool = False,
+    lists: bool = False,
 ) -> Report:
     """Run seeds and report the promises that broke.
 
@@ -296,6 +297,7 @@ def simulate(
     seed. ``sharing``: the built-in workers share partitions by batches, some hold them whole; another story of a seed,
     too. ``parks``: the built-in workers set messages aside, and operators redrive them; what is set aside at the end is
     what a plain account says. Your own worker may, too: what the log calls done was handled, or it is open.
+    ``lists``: in stories of lanes and of parks the built-in workers' handlers get lists (``batch=``).
     Raises ConfigurationError if the worker is not found.
     """
     if delivery:  # the command passes "" for None
@@ -314,6 +316,8 @@ def simulate(
         raise ConfigurationError(
             "stories of sharing are of claimed groups and at least once, without lanes, transactions or checkpoints"
         )
+    if lists and not (lanes or parks):
+        raise ConfigurationError("handlers get lists in stories of lanes or of parks only: name one of them, too")
     numbers = range(arguments.a_whole("seeds", seeds)) if isinstance(seeds, int) else seeds
     function = load_worker(worker) if isinstance(worker, str) else worker
     report = Report(worker=lasting(worker) if isinstance(worker, str) else "" if worker is None else name_of(worker))
@@ -330,6 +334,7 @@ def simulate(
             checkpoints=checkpoints,
             parks=parks,
             sharing=sharing,
+            lists=lists,
         ),
         function,
         judge,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.consumer import Consumer
-from kafka_marshal.client.handling import Hooks, Retry
+from kafka_marshal.client.handling import Hooks, Retry, RunSettings
 from kafka_marshal.client.marshal import Marshal
+from kafka_marshal.testing.simulation.in_lists import InLists
 from kafka_marshal.testing.simulation.process import FailedError, Job
 
 #: The share of attempts that fail, and of last attempts among them that fail nevertheless.
@@ -44,27 +47,41 @@ class _Handling:
         self._hangs = 0
         #: (topic, partition, offset) → number of the last failed attempt, and when the next may begin (s).
         self._failed: dict[tuple[str | None, int | None, int | None], tuple[int, float]] = {}
+        #: How long lists wait for more (s); and what was in a list, which may have failed as a whole since.
+        self.linger = 0.0
+        self.listed: set[tuple[str | None, int | None, int | None]] = set()
         #: (topic, partition, epoch) → since when it is paused (s).
         self.held: dict[tuple[str | None, int | None, int], float] = {}
 
     def __call__(self, message: Message) -> None:
-        job, attempt = self._job, Attempt.current()
-        place = message.topic(), message.partition(), message.offset()
-        self._check(attempt, place)
+        error, seconds = self.drawn(message)
+        if error is None:
+            self._job.handle(message, seconds)
+            return
+        self._job.fail(message, seconds)
+        if isinstance(error, FailedError):
+            self.failed(Attempt.of(message))
+        raise error
+
+    def drawn(self, message: Message) -> tuple[BaseException | None, float]:
+        """What a try raises, if anything, and by how much longer than usual it takes (s)."""
+        job, attempt = self._job, Attempt.of(message)
+        self._check(attempt, (message.topic(), message.partition(), message.offset()))
         seconds, chance = self._seconds(), job.random.random
         if chance() < FATAL and not job.is_calm:
-            job.fail(message, seconds)
-            raise SystemExit
+            return SystemExit(), seconds
         if chance() < (FINAL_INTERRUPTED if job.is_interrupted else FINAL) and not job.is_calm:
-            job.fail(message, seconds)
-            raise FinalError
+            return FinalError(), seconds
         if chance() < FAILING and (not attempt.is_last or (chance() < LAST_FAILING and not job.is_calm)):
-            job.fail(message, seconds)
-            first, most = self._retry.backoff
-            wait = LEAST_WAIT * min(most, first * 2 ** (attempt.number - 1))
-            self._failed[place] = attempt.number, job.monotonic() + wait
-            raise FailedError
-        job.handle(message, seconds)
+            return FailedError(), seconds
+        return None, seconds
+
+    def failed(self, attempt: Attempt) -> None:
+        """A try has failed: when the next one may begin."""
+        first, most = self._retry.backoff
+        wait = LEAST_WAIT * min(most, first * 2 ** (attempt.number - 1))
+        place = attempt.message.topic(), attempt.message.partition(), attempt.message.offset()
+        self._failed[place] = attempt.number, self._job.monotonic() + wait
 
     def lost(self, attempt: Attempt, seconds: float, error: BaseException) -> None:
         """The hook: an attempt that failed while the lease was not proven does not count."""
@@ -82,14 +99,17 @@ class _Handling:
 
     def _check(self, attempt: Attempt, place: tuple[str | None, int | None, int | None]) -> None:
         """Each attempt follows its predecessor, when it is due, and none is of a paused partition."""
-        now = self._job.monotonic()
+        job, now = self._job, self._job.monotonic()
         number, due = self._failed.get(place, (0, 0.0))
         if attempt.number > 1 and attempt.number != number + 1:
             raise RuntimeError(f"{attempt} comes after try {number}")
         if attempt.number > 1 and now < due - ROUNDING_S:
             raise RuntimeError(f"{attempt} comes {1000 * (due - now):.1f} ms before it is due")
         since = self.held.get((*place[:2], attempt.epoch))
-        if since is not None and attempt.number == 1 and now > since + TAKEN_UP_S:
+        is_first = attempt.number == 1 and place not in self.listed
+        if job.in_lists:
+            self.listed.add(place)
+        if since is not None and is_first and now > since + TAKEN_UP_S + self.linger:
             raise RuntimeError(f"{attempt}: its partition is held back")
 
 
@@ -101,14 +121,20 @@ def work_in_lanes(job: Job, marshal: Marshal, consumer: Consumer, timeout: float
     if chance.random() < HOLDING_SHARE:
         job.start(partial(_hold_back, job, marshal, consumer, handling))
     while not marshal.stopping:
+        handle: Callable[[Any], object] = handling
+        lists: RunSettings = {}
+        if job.in_lists:
+            lists["batch"], lists["linger"] = job.list_options()
+            handle, handling.linger = InLists(job, handling.drawn, handling.failed), lists["linger"]
         run = partial(
             consumer.run,
-            handling,
+            handle,
             concurrency=chance.randint(1, 8),
             order=job.order,
             retry=retry,
             hooks=[Hooks(lost=handling.lost)],
             drain_timeout=chance.choice([0.1, 2.0]) * hi,
+            **lists,
         )
         try:
             job.again(run)

@@ -7,9 +7,10 @@ from functools import partial
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.consumer import Consumer
-from kafka_marshal.client.handling import Hooks, Retry
+from kafka_marshal.client.handling import Hooks, Retry, RunSettings
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.testing.simulation.holdings import place_of
+from kafka_marshal.testing.simulation.in_lists import InLists
 from kafka_marshal.testing.simulation.process import FailedError, Job
 
 #: The share of tries of good messages that fail; the last one does not.
@@ -27,30 +28,41 @@ def work_in_parks(job: Job, marshal: Marshal, consumer: Consumer) -> None:
     chance, hi = job.random, job.heartbeat_interval_ms / 1000
     retry = Retry(chance.randint(2, 5), (chance.choice([0.0, 0.02, 0.05]) * hi, 0.1 * hi))
 
-    def handle(message: Message) -> None:
-        attempt, place = Attempt.current(), place_of(message)
+    def drawn(message: Message) -> tuple[BaseException | None, float]:
+        attempt, place = Attempt.of(message), place_of(message)
         job.tries(attempt)
         slow = chance.uniform(0.0, SLOW_INTERVALS) * hi if chance.random() < SLOW else 0.0
         job.survives(message)
         if chance.random() < FATAL and not job.is_calm:
-            job.fail(message, slow)
-            raise SystemExit
+            return SystemExit(), slow
         is_bad = job.parking.is_bad(*place)
         if is_bad or (chance.random() < FAILING and not attempt.is_last):
-            job.fail(message, slow)
-            job.failed(attempt)
-            raise BadError if is_bad else FailedError
-        job.handle(message, slow)
+            return BadError() if is_bad else FailedError(), slow
+        return None, slow
+
+    def handle(message: Message) -> None:
+        error, slow = drawn(message)
+        if error is None:
+            job.handle(message, slow)
+            return
+        job.fail(message, slow)
+        if not isinstance(error, SystemExit):
+            job.failed(Attempt.of(message))
+        raise error
 
     while not marshal.stopping:
+        lists: RunSettings = {}
+        if job.in_lists:
+            lists["batch"], lists["linger"] = job.list_options()
         run = partial(
             consumer.run,
-            handle,
+            InLists(job, drawn, job.failed) if job.in_lists else handle,
             concurrency=chance.randint(1, 8),
             order=job.order,
             retry=retry,
             park=True,
             hooks=[Hooks(lost=lambda attempt, *_: job.parking.lost(*place_of(attempt.message)))],
             drain_timeout=chance.choice([0.1, 2.0]) * hi,
+            **lists,
         )
         job.again(run)

@@ -114,6 +114,8 @@ class Ordering:
         self._begun: set[tuple[Key, int]] = set()
         #: (process, partition, lane) → offset that a handler of that process has.
         self._running: dict[tuple[Living, Key, Hashable], int] = {}
+        #: The messages that begin at once, in one list.
+        self.together: set[tuple[Key, int]] = set()
         #: The message that kills: set aside, it lets its key continue before the log shows that (U2).
         self.killing: tuple[Key, int] | None = None
         #: Lanes with a hanging handler.
@@ -136,7 +138,7 @@ class Ordering:
         if lane is None:
             return
         other = self._running.get((process, key, lane))
-        if other is not None and process.host.in_lanes:
+        if other is not None and process.host.in_lanes and (key, other) not in self.together:
             what = f"{process.name} begins {name_of(key)} offset {offset}, and has {other} with a handler still"
             self._fail("order", f"{what} (order={self._order!r})")
         self._running[process, key, lane] = offset
@@ -144,7 +146,7 @@ class Ordering:
             return
         self._begun.add((key, offset))
         before = self._before.get((key, offset))
-        if before is not None and before not in handled and (key, before) != self.killing:
+        if before is not None and before not in handled and (key, before) not in {*self.together, self.killing}:
             what = f"{process.name} begins {name_of(key)} offset {offset}, and no process has handled {before}"
             self._fail("order", f"{what}, which comes before it (order={self._order!r})")
 
@@ -153,6 +155,10 @@ class Ordering:
         lane = self._lanes.get((key, offset))
         if self._running.get((process, key, lane)) == offset:
             del self._running[process, key, lane]
+
+    def comes_again(self, key: Key, offset: int) -> None:
+        """It was in a list, and not handled, since one before it has failed, or the whole list."""
+        self._begun.discard((key, offset))
 
     def hangs(self, key: Key, offset: int) -> None:
         """A handler hangs with this message."""

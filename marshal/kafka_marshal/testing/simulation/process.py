@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -254,6 +254,39 @@ class Job:
         self._try(message, seconds)
         self._process.checks.handled(self._process, message, in_vain=True)
 
+    def begin_together(self, messages: Iterable[Message]) -> None:
+        """What begins next is one of these, in one list: none of it waits for another one."""
+        self._process.checks.accounts.ordering.together = {place_of(message) for message in messages}
+
+    def handle_list(self, messages: Sequence[Message], errors: Sequence[BaseException | None], seconds: float) -> None:
+        """Do the work of a list; what has an error counts as not begun, and the handler must name it afterwards.
+
+        ``begin_together`` comes first.
+        """
+        process = self._process
+        for message in messages:
+            process.checks.begins(process, message)
+        self.begin_together(())
+        self.sleep(seconds + self.random.expovariate(1000 / (self._scenario.handling_ms * self.slowness)))
+        for message, error in zip(messages, errors, strict=True):
+            if error is None:
+                self.parking.handled(*place_of(message))
+            process.checks.handled(process, message, in_vain=error is not None)
+
+    def come_again(self, messages: Iterable[Message]) -> None:
+        """These messages of a list that was handled begin as if for the first time: those before them come first."""
+        for message in messages:
+            self._process.checks.accounts.ordering.comes_again(*place_of(message))
+
+    @property
+    def in_lists(self) -> bool:
+        """Whether handlers get lists."""
+        return self._scenario.lists
+
+    def list_options(self) -> tuple[int, float]:
+        """How many messages a list has at most, and how long it waits for them (s)."""
+        return self.random.choice((2, 5, 20)), self.random.choice((0.0, 0.1, 0.5)) * self.heartbeat_interval_ms / 1000
+
     def tries(self, attempt: Attempt) -> None:
         """Report that a try begins."""
         worlds = self._process.checks.log.worlds
@@ -274,6 +307,7 @@ class Job:
             return
         self.parking.killed.add(self._process.name)
         self._process.checks.begins(self._process, message)
+        self.begin_together(())
         self.on_death(self._process)
         self.sleep(1.0)  # no task of it gets another turn
 

@@ -227,6 +227,8 @@ class Scenario:
     transactions: bool = False
     #: Whether the log is at the level at which messages can be set aside.
     parks: bool = False
+    #: Whether workers with lanes, and those that set messages aside, get lists (``run(…, batch=…)``).
+    lists: bool = False
     #: Whether partitions are shared by batches.
     sharing: bool = False
     #: Whether partitions of a coordinated group are shared by key.
@@ -289,11 +291,12 @@ class Scenario:
         checkpoints: bool = False,
         parks: bool = False,
         sharing: bool = False,
+        lists: bool = False,
     ) -> Scenario:
         """The story of a seed; coordinated groups, workers with lanes and with transactions have different ones.
 
         worker: every second client runs the one under test. delivery: overrides the drawn one. Lanes and transactions:
-        at least once.
+        at least once. lists: handlers of that story get lists.
         """
         coordinated = coordinated or checkpoints
         kinds = {"groups": coordinated, "lanes": lanes, "transactions": transactions, "checkpoints": checkpoints}
@@ -349,6 +352,7 @@ class Scenario:
             order=Random(f"kafka-marshal/{named}/order").choice(ORDERS) if lanes or kinds["parks"] > sharing else None,
             transactions=transactions,
             parks=parks,
+            lists=lists,
         )
         draw = _with_sharers if sharing else _with_parks if kinds["parks"] else _with_checkpoints
         return draw(named, found) if sharing or kinds["parks"] or checkpoints else found
