@@ -46,6 +46,35 @@ def test_retries_that_are_due_are_no_reason_not_to_read_on(bench: Bench) -> None
     assert bench.lanes.ready == 1
 
 
+def test_u1_what_comes_before_a_logged_try_of_its_key_is_logged_too(bench: Bench) -> None:
+    """Two messages of a key have failed in one list. The next owner begins with what is open: both, in order."""
+    one = bench.assignment()
+    (a,) = bench.spread(one, records("aaa"))
+    assert bench.begin(a) == 0
+    b = bench.lanes.along(a, 1.0, bench.call)
+    assert b is not None
+    c = bench.lanes.along(b, 1.0, bench.call)
+    assert c is not None
+
+    def logged(*, ends: bool = False) -> list[tuple[int, int]]:
+        return sorted(each[:2] for each in bench.lanes.tries(one, None, ends))
+
+    assert logged() == []
+    bench.done(one, c)
+    bench.failed(b, due=1.0)
+    assert logged() == [(0, 1), (1, 1)], "the first one has not returned"
+    bench.failed(a, due=1.0)
+    assert logged() == [(0, 1), (1, 1)]
+    assert [bench.begin(each) for each in bench.lanes.due(1.0, bench.call)] == [None, 0]
+    assert logged() == [(0, 1), (1, 1)], "its second try is under way"
+    assert logged(ends=True) == [(0, 1), (1, 1)]
+    bench.done(one, a)
+    assert logged() == [(1, 1)]
+    assert bench.lanes.freed(1.0) == [b]
+    assert bench.begin(b) == 1
+    assert logged() == []
+
+
 def test_t4_nothing_begins_while_the_lease_is_in_doubt_and_all_does_after(bench: Bench) -> None:
     one = bench.assignment()
     lanes = bench.spread(one, records("ab"))

@@ -498,7 +498,8 @@ class Lanes:
     def tries(self, assignment: Assignment, blocking: int | None, ends: bool) -> tuple[tuple[int, int, int], ...]:
         """Messages that wait for their next try, with the tries that have begun, and their key hashes.
 
-        blocking: this one, too. ends: those with a handler, too, without the try under way.
+        blocking: this one, too. ends: those with a handler, too, without the try under way. Those with a handler that
+        come before such a message of their key, too: the next owner begins with what the log has.
         """
         found: list[tuple[int, int, int]] = []
         # A failed try has killed no process: of those that it may begin, the last one is for such a try (U1).
@@ -510,8 +511,11 @@ class Lanes:
                     continue
                 offset = offset_of(lane.message)
                 begun = lane.before + lane.number - 1
+                logged = begun if most is None else min(begun, most)
                 if ends if lane.running else begun > lane.partition.tried.get(offset, 0):
-                    found.append((offset, begun if most is None else min(begun, most), hash_of(lane.message)))
+                    found.append((offset, logged, hash_of(lane.message)))
+                elif lane.behind is not None and lane.running and lane.is_ahead_of_tried():
+                    found.append((offset, max(1, logged), hash_of(lane.message)))
                 elif offset == blocking:
                     found.append((offset, lane.before + lane.number, hash_of(lane.message)))
         return tuple(found)
