@@ -458,6 +458,13 @@ def the_record(
         assert message is not None
         return _records([(message, _key_of(message))], group_id, epoch, kind, stable, is_single=True)
     attempt = attempts.current.get()
+    if attempt is None and attempts.in_batch.get():
+        if message is None:
+            raise ConfigurationError(
+                "sink.record() was called in a handler of consumer.run(…, batch=…), which has several messages. "
+                f"{_NOTHING}. Call sink.records(messages) with those of one partition, or sink.record(message) for each"
+            )
+        attempt = attempts.Attempt.of(message)
     if attempt is None:
         raise ConfigurationError(
             "sink.record(…) was called outside of a handler of consumer.run(…), so whose epoch it writes by is not "
@@ -488,20 +495,41 @@ def the_records(
     batch = messages if isinstance(messages, Batch) and not any(given) else None
     if batch is not None:
         group_id, epoch, kind = batch.group_id, batch.epoch, batch.kind
+    elif not any(given) and attempts.in_batch.get():
+        return _of_list(arguments.several("messages", messages, "messages of Kafka"), stable)
     elif not all(given):
         raise ConfigurationError(
             "sink.records(…) takes a batch of a consumer, or messages of one partition with group_id, epoch and kind "
             f"together. {_NOTHING}. In a handler of consumer.run(…), sink.record() is the form for its message"
         )
     several = arguments.several("messages", messages, "messages of Kafka")
-    if len({_place(message)[:2] for message in several}) != 1:
+    _check_one_partition(several)
+    found = [(message, message.key()) for message in several]
+    made = _records(found, group_id, epoch, kind, stable, is_single=False)
+    return made if batch is None else replace(made, batch=batch, besides=batch._done_besides)
+
+
+def _of_list(messages: Sequence[Message], stable: int | None) -> Records:
+    """Some messages of a list that a handler of ``run(…, batch=…)`` has. Raises ConfigurationError."""
+    _check_one_partition(messages)
+    found = [attempts.Attempt.of(message) for message in messages]
+    first, *others = found
+    if any(each.epoch != first.epoch for each in others):
+        raise ConfigurationError(
+            f"sink.records(…): {_shown(first.message)} and others after it came under different tokens, as members "
+            f"share the partition by batches. {_NOTHING}. Call sink.record(message) for each message"
+        )
+    pairs = [(each.message, each._key) for each in found]  # a handler may have changed the key
+    made = _records(pairs, first.group_id, first.epoch, first.kind, stable, is_single=False)
+    return replace(made, besides=first._done_besides)
+
+
+def _check_one_partition(messages: Collection[Message]) -> None:
+    if len({_place(message)[:2] for message in messages}) != 1:
         raise ConfigurationError(
             "sink.records(…) takes messages of one partition, at least one: an epoch is good for one partition. "
             f"{_NOTHING}. Call it once for each partition"
         )
-    found = [(message, message.key()) for message in several]
-    made = _records(found, group_id, epoch, kind, stable, is_single=False)
-    return made if batch is None else replace(made, batch=batch, besides=batch._done_besides)
 
 
 def _records(
@@ -530,6 +558,13 @@ def _records(
 def refuse_out_of_order() -> None:
     """ConfigurationError in a handler of ``run`` whose partition's records end in any order."""
     attempt = attempts.current.get()
+    if attempts.in_batch.get():
+        raise ConfigurationError(
+            "sink.transaction(…) was called in a handler of consumer.run(…, batch=…), whose messages are done, or come "
+            "again, each by itself. It stores a last offset, which would hide those that fail: they would be left out "
+            f"for good. {_NOTHING}. Use sink.records(messages) of a SQL sink, with those of one partition, or loop "
+            "over consumer.batches(…)"
+        )
     if attempt is not None and attempt.order != "partition":
         raise ConfigurationError(
             f"sink.transaction(…) was called in a handler of consumer.run(…, order={attempt.order!r}), where records "
@@ -549,8 +584,9 @@ def require_held(group_id: str, partitions: Collection[Key]) -> None:
     has the partition, and has written nothing yet.
     """
     attempt = attempts.current.get()
-    if attempt is not None and attempt.group_id == group_id and _place(attempt.message)[:2] in partitions:
-        attempt.require()
+    for each in (attempt,) if attempt is not None else (attempts.in_batch.get() or {}).values():
+        if each.group_id == group_id and _place(each.message)[:2] in partitions:
+            each.require()
 
 
 def _place(message: Message) -> tuple[str, int, int]:
