@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kafka_marshal import Rate
@@ -88,3 +90,19 @@ def test_an_own_worker_whose_handlers_return_too_soon_is_found() -> None:
     [broken] = simulate(forgets, seeds=3, lanes=True, small=False).broken
     assert broken.violation is not None
     assert broken.violation.promise == "lost"
+
+
+@pytest.mark.parametrize("seed", [1, 4])
+def test_handlers_that_get_lists(seed: int) -> None:
+    report = Report()
+    for coordinated in (False, True):
+        story = Scenario.from_seed(seed, intervals=24, coordinated=coordinated, lanes=True, lists=True)
+        report.add(simulate_one(story))
+    report.raise_for_violation()
+    assert report.counts["messages"] > 500
+
+
+def test_lists_are_of_lanes_or_parks() -> None:
+    assert Scenario.from_seed(3, lanes=True, lists=True) == replace(Scenario.from_seed(3, lanes=True), lists=True)
+    with pytest.raises(ConfigurationError, match="stories of lanes or of parks"):
+        simulate(seeds=1, lists=True)

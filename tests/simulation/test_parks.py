@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +84,15 @@ def test_what_is_set_aside_at_the_end_is_what_a_plain_account_says(groups: bool)
         report.add(simulate_one(drawn(seed, groups=groups, intervals=24)))
     report.raise_for_violation()
     assert report.counts["messages"] > 500
+
+
+@pytest.mark.parametrize("groups", [False, True])
+def test_handlers_that_get_lists(groups: bool) -> None:
+    """What fails in a list is tried alone or set aside, each key in order, whatever process is killed."""
+    report = Report()
+    for seed in (0, 9):
+        report.add(simulate_one(replace(drawn(seed, groups=groups, intervals=24), lists=True)))
+    report.raise_for_violation()
 
 
 def test_a_seed_is_one_history() -> None:
@@ -166,7 +176,7 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], Scenario]] = [
     (_forgets_what_is_redriven, drawn(0)),
     (_forgets_tries_at_a_handover, restarted(11)),
     (_does_not_log_tries_at_a_handover, restarted(0)),
-    (_begins_the_next_before_the_log_has_the_last, drawn(14, groups=True, intervals=88)),
+    (_begins_the_next_before_the_log_has_the_last, drawn(15, groups=True)),
 ]
 
 

@@ -34,7 +34,7 @@ class InLists:
         self._job.begin_together(messages)
         drawn = [self._drawn(message) for message in messages]
         errors, seconds = [error for error, _ in drawn], sum(slow for _, slow in drawn)
-        whole = next((each for each in errors if isinstance(each, SystemExit)), None)
+        whole: BaseException | None = next((each for each in errors if isinstance(each, SystemExit)), None)
         if whole is None and len(messages) > 1 and self._job.random.random() < WHOLE_FAILING:
             whole = FailedError()
         if whole is not None:

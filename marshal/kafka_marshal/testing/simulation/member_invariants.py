@@ -74,6 +74,8 @@ DOUBT_INTERVALS = 1.0
 OLDEST_BEAT = 0.5
 #: Time of a record from the engine to the network, and of a message from the lease's check to the worker (ms).
 SLACK_MS = 2.0
+#: How long a list waits for more, at most (HI); it counts from its first message.
+MOST_LINGER = 0.5
 
 #: In place of a partition: the heartbeat of a coordinated group's member covers all its partitions.
 _ALL: Key = ("", -1)
@@ -292,7 +294,8 @@ class MemberInvariants:
         since = {offset: begun for offset, begun in in_hand.items() if after < begun < sent_at and concerns(offset)}
         if not since:
             return
-        if (sent_at - min(since.values())) * process.runtime.rate >= _revoke_ms(process) - SLACK_MS:
+        slack_ms = SLACK_MS + MOST_LINGER * self._scenario.longest_interval_ms * self._scenario.lists
+        if (sent_at - min(since.values())) * process.runtime.rate >= _revoke_ms(process) - slack_ms:
             self._lost[process.name, key] = sent_at  # abandoned: the release waits for this one at most
             return
         where = f"{process.name} released {name_of(key)} at {sent_at:.1f} ms"
