@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from random import Random
 from typing import Any
 
 import pytest
@@ -23,8 +26,10 @@ from kafka_marshal import (
     MessagesFailedError,
     Retry,
 )
+from kafka_marshal.adapters.memory import MemoryMessage
 from kafka_marshal.client.dead_letters import DeadLetter
 from kafka_marshal.client.in_batches import Gathered
+from kafka_marshal.sinks import SqliteSink
 from tests.client.conftest import wait_until
 from tests.client.plant import DEAD, IN, OUT, Plant
 from tests.client.running import HOW, LONG_S, QUICK, Running
@@ -79,7 +84,7 @@ class Lists:
             self._act(messages)
             failed = []
         except MessagesFailedError as error:
-            failed = [messages[x] if isinstance(x, int) else x for x in error.failed]
+            failed = [messages[x] for x in error.failed] if isinstance(error.failed, dict) else []
             raise
         finally:
             self._end(keys, messages, failed)
@@ -111,8 +116,8 @@ def fail_once(*offsets: int) -> Callable[[Any], None]:
     left = set(offsets)
 
     def act(messages: list[Any]) -> None:
-        bad = [x for x in messages if x.partition() == 0 and x.offset() in left]
-        left.difference_update(x.offset() for x in bad)
+        bad = [x for x, each in enumerate(messages) if each.partition() == 0 and each.offset() in left]
+        left.difference_update(messages[x].offset() for x in bad)
         if bad:
             raise MessagesFailedError({x: ValueError("named") for x in bad})
 
@@ -155,6 +160,32 @@ def test_named_messages_are_tried_again_and_the_others_are_done(plant: Plant, ho
     assert {x for (_, x), count in begun.items() if count == 2} == set(failed)
     assert set(begun.values()) == {1, 2}
     wait_until(lambda: stable(member) == 199)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("given", ["messages", "copies", "places of Kafka"])
+def test_failed_messages_are_named_in_pairs_too(plant: Plant, how: str, given: str) -> None:
+    plant.put(of_keys(12, 3))
+    left, begun = {3, 8}, Counter[int]()
+
+    def named(message: Any) -> Any:
+        where = message.topic(), message.partition(), message.offset()
+        copied = MemoryMessage(*where, None, b"", (1, 0))
+        return {"messages": message, "copies": copied, "places of Kafka": where}[given]
+
+    def act(messages: list[Any]) -> None:
+        begun.update(each.offset() for each in messages)
+        bad = [each for each in messages if each.offset() in left]
+        left.difference_update(each.offset() for each in bad)
+        if bad:
+            raise MessagesFailedError((named(each), ValueError("named")) for each in bad)
+
+    lists = Lists(how, act)
+    member, consumer = plain(plant)
+    running = Running(consumer, lists.handle, batch=12, linger=0.2, retry=QUICK)
+    wait_until(lambda: stable(member) == 11)
+    running.stop(member)
+    assert begun == Counter({**dict.fromkeys(range(12), 1), 3: 2, 8: 2})
 
 
 def test_later_messages_of_a_key_wait_for_one_that_was_named_before_them(plant: Plant) -> None:
@@ -307,10 +338,17 @@ def test_a_message_that_cannot_be_deserialized_fails_alone(plant: Plant, how: st
     assert tries == Counter({0: 1, 1: 1, 2: 2, 3: 1, 4: 1, 5: 1})
 
 
-@pytest.mark.parametrize("wrong", [99, -1, "a", object()])
-def test_a_handler_that_names_what_it_was_not_given_ends_the_run_and_nothing_is_done(plant: Plant, wrong: Any) -> None:
+@pytest.mark.parametrize(
+    "named",
+    [
+        *({99: ValueError()}, {-1: ValueError()}, {"a": ValueError()}, {0: "no exception"}, {0: SystemExit()}),
+        *([0], [(0, ValueError())], [(object(), ValueError())], [((IN, 0, 99), ValueError())], [([], ValueError())]),
+        lambda messages: {messages[0]: ValueError()},  # Kafka's messages can't be keys, nor can those in memory
+    ],
+)
+def test_a_handler_that_names_what_it_was_not_given_ends_the_run_and_nothing_is_done(plant: Plant, named: Any) -> None:
     plant.put("abab")
-    lists = Lists(act=lambda messages: _raise(MessagesFailedError({wrong: ValueError("no")})))
+    lists = Lists(act=lambda messages: _raise(MessagesFailedError(named(messages) if callable(named) else named)))
     lists._finish = lambda keys, messages: lists._act(messages)  # type: ignore[method-assign,assignment]
     _, consumer = plain(plant)
     error = Running(consumer, lists.handle, batch=4, linger=0.2).ended()
@@ -494,14 +532,14 @@ def test_in_transactions_the_output_of_each_message_goes_with_it(plant: Plant, h
     failed = set[int]()
 
     def act(messages: list[Any]) -> None:
-        bad = {x: ValueError("named") for x in messages if x.offset() % 10 == 3 and x.offset() not in failed}
-        for each in messages:
-            Attempt.of(each).produce(OUT, f"{each.offset()}{' of a failed try' * (each in bad)}")
-        failed.update(x.offset() for x in bad)
+        bad = {x for x, each in enumerate(messages) if each.offset() % 10 == 3 and each.offset() not in failed}
+        for x, each in enumerate(messages):
+            Attempt.of(each).produce(OUT, f"{each.offset()}{' of a failed try' * (x in bad)}")
+        failed.update(messages[x].offset() for x in bad)
         if 40 in {x.offset() for x in messages} and len(messages) > 1:
             raise ValueError("all of them")
         if bad:
-            raise MessagesFailedError(bad)
+            raise MessagesFailedError({x: ValueError("named") for x in bad})
 
     lists = Lists(how, act)
     member, consumer = plant.consumer()
@@ -513,19 +551,20 @@ def test_in_transactions_the_output_of_each_message_goes_with_it(plant: Plant, h
     assert max(map(len, lists.lists)) == 8
 
 
-def test_members_that_share_a_partition_by_batches_get_lists(plant: Plant) -> None:
+@pytest.mark.parametrize("how", HOW)
+def test_members_that_share_a_partition_by_batches_get_lists(plant: Plant, how: str) -> None:
     plant.put(of_keys(200, 5))
     failed = set[int]()
 
     def act(messages: list[Any]) -> None:
         if any(x.offset() == 77 for x in messages):
             raise ValueError("a row is bad")
-        bad = [x for x in messages if x.offset() % 20 == 3 and x.offset() not in failed]
-        failed.update(x.offset() for x in bad)
+        bad = [x for x, each in enumerate(messages) if each.offset() % 20 == 3 and each.offset() not in failed]
+        failed.update(messages[x].offset() for x in bad)
         if bad:
             raise MessagesFailedError({x: ValueError("named") for x in bad})
 
-    lists = Lists(act=act)
+    lists = Lists(how, act)
     made = [plain(plant, client_id=name, mode=Batches()) for name in "ab"]
     options: dict[str, Any] = {"retry": Retry(2, (0.001, 0.002)), "park": True}
     running = [Running(consumer, lists.handle, batch=10, concurrency=2, **options) for _, consumer in made]
@@ -534,6 +573,53 @@ def test_members_that_share_a_partition_by_batches_get_lists(plant: Plant) -> No
         each.stop(member)
     lists.check({(0, x) for x in range(200)} - {(0, 77)}, 10, in_order=False)
     assert max(map(len, lists.lists)) == 10
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("order", ["key", "none"])
+def test_rows_of_lists_are_in_a_sink_once_however_lists_fail(plant: Plant, tmp_path: Any, how: str, order: Any) -> None:
+    plant.put(of_keys(120, 4))
+    plant.put(of_keys(40, 4), 1)
+    path, chance, failed = tmp_path / "rows.db", Random(7), set[Place]()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE rows (partition INTEGER, at INTEGER)")
+
+    def act(messages: list[Any]) -> None:
+        bad = {x for x, each in enumerate(messages) if each.offset() % 10 == 3 and place(each) not in failed}
+        for _, some in groupby(enumerate(messages), lambda each: each[1].partition()):
+            if good := [each for x, each in some if x not in bad]:
+                with sink.records(good) as tx:
+                    for each in tx.new:
+                        tx.execute("INSERT INTO rows VALUES (?, ?)", place(each))
+            if len(messages) > 1 and chance.random() < 0.1:
+                raise ValueError("all of them")
+        failed.update(place(messages[x]) for x in bad)
+        if bad:
+            raise MessagesFailedError({x: ValueError("named") for x in bad})
+
+    with SqliteSink(path) as sink:
+        lists = Lists(how, act)
+        member, consumer = plain(plant)
+        running = Running(consumer, lists.handle, batch=15, concurrency=3, order=order, retry=QUICK)
+        wait_until(lambda: (stable(member), stable(member, 1)) == (119, 39))
+        running.stop(member)
+    with sqlite3.connect(path) as connection:
+        rows = connection.execute("SELECT * FROM rows ORDER BY 1, 2").fetchall()
+    assert rows == [*((0, x) for x in range(120)), *((1, x) for x in range(40))]
+    assert any(len(each) > 1 for each in lists.lists)
+
+
+def test_a_list_waits_for_no_more_once_its_partition_is_to_be_released(plant: Plant) -> None:
+    plant.put("ab")
+    lists = Lists()
+    _, consumer = plain(plant)
+    running = Running(consumer, lists.handle, batch=100, linger=LONG_S)
+    wait_until(lambda: consumer._delivery.in_lanes.lanes.running == 2)
+    _, other = plain(plant, client_id="b")
+    lists.await_done(2)
+    wait_until(lambda: len(other.assignment()) == 1)
+    consumer.stop()
+    assert running.ended(LONG_S / 2) is None
 
 
 @pytest.mark.parametrize(
@@ -549,6 +635,12 @@ def test_refusals(plant: Plant, options: dict[str, Any], text: str) -> None:
     _, consumer = plain(plant)
     with pytest.raises(ConfigurationError, match=text):
         consumer.run(lambda messages: None, **options)
+
+
+def test_a_linger_that_is_as_long_as_a_handler_may_take_is_refused(plant: Plant) -> None:
+    _, consumer = plain(plant, handler_timeout=1.0)
+    with pytest.raises(ConfigurationError, match="not shorter than handler_timeout"):
+        consumer.run(lambda messages: None, batch=10, linger=1.0)
 
 
 def test_a_group_that_takes_checkpoints_is_refused(plant: Plant) -> None:

@@ -243,9 +243,9 @@ def test_u1_what_was_logged_and_never_began_begins_if_its_partition_is_kept_afte
     assert tries(net, kind) == dict.fromkeys(range(4), 1)
     net.pause(HI)
     worker.run(HI / 2)
-    assert worker.assignments[0].stage is Stage.REVOKING
+    assert [each.stage for each in worker.assignments] == [Stage.REVOKING]
     worker.run(2 * HI)
-    assert worker.assignments[0].stage is Stage.ACTIVE
+    assert [each.stage for each in worker.assignments] == [Stage.ACTIVE]
     for offset in range(4):
         worker.run_until(lambda: worker.begun)
         assert list(worker.begun) == [offset]

@@ -303,7 +303,7 @@ class RunOptions:
             _check_shared(order, made, at_most_once=consumer.settings.sharing.at_most_once)
         check_park(consumer, made, park=park, dead_letters=dead_letters)
         batch, linger = found["batch"], arguments.seconds("linger", found["linger"])
-        _check_batch(consumer, batch, has_linger="linger" in given, waits=not_before is not None)
+        _check_batch(consumer, batch, linger if "linger" in given else None, waits=not_before is not None)
         rates, priority = _rates(found["rate"]), found["priority"]
         if priority is not None:
             arguments.a_function("priority", priority, "message")
@@ -348,10 +348,10 @@ def _check_shared(order: str, retry: Retry, *, at_most_once: bool) -> None:
         )
 
 
-def _check_batch(consumer: ConsumerOptions, batch: int | None, *, has_linger: bool, waits: bool) -> None:
+def _check_batch(consumer: ConsumerOptions, batch: int | None, linger: float | None, *, waits: bool) -> None:
     """Raises ConfigurationError if the handler can't get lists, or not as wanted."""
     if batch is None:
-        if has_linger:
+        if linger is not None:
             raise ConfigurationError(
                 "linger=… is how long run(…, batch=…) waits for more messages, and there is no batch=. Nothing was "
                 "delivered. Give batch=100, or leave linger out"
@@ -362,9 +362,15 @@ def _check_batch(consumer: ConsumerOptions, batch: int | None, *, has_linger: bo
         raise ConfigurationError(
             "run(…, batch=…) does not work with not_before=: a list would wait for the latest of its messages. Nothing "
             "was delivered. Leave one of them out, or let the handler name those that are too early: raise "
-            "MessagesFailedError({message: RetryAfter(seconds)})"
+            "MessagesFailedError({place: RetryAfter(seconds)})"
         )
-    group = consumer.settings.group
+    group, timeout_ms = consumer.settings.group, consumer.settings.handler_timeout_ms
+    if linger is not None and timeout_ms is not None and linger * 1000 >= timeout_ms:
+        raise ConfigurationError(
+            f"linger={linger:g} is not shorter than handler_timeout ({timeout_ms / 1000:g} s), which begins with the "
+            "first message of a list: its time would be over before the handler is called. Nothing was delivered. Give "
+            "a shorter linger, such as 0.05, or a longer handler_timeout"
+        )
     if group is not None and group.checkpoints is not None:
         raise ConfigurationError(
             "run(…, batch=…) does not work in a group that takes checkpoints: a cut would wait for whole lists. "

@@ -5,12 +5,13 @@ Each message is settled by itself, as without batches. A batch that fails as a w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from kafka_marshal.client.attempt import Attempt, current, in_batch
 from kafka_marshal.client.handling import Fate, RetryAfter, deserialized, fate_of
 from kafka_marshal.client.tries import Tries
+from kafka_marshal.engine.work.assignment import Stage
 from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.errors import ConfigurationError, LeaseLostError
 from rationalizer.travel import Travels
@@ -19,13 +20,15 @@ from rationalizer.travel import Travels
 class MessagesFailedError(Travels, Exception):
     """Raised by a handler of ``run(…, batch=…)``: these messages have failed, and all others of its list are done.
 
-    failed: place in the list → its error. A message of the same key that comes later in the list is done, too, unless
-    it is named.
+    failed: place in the list → its error; or pairs of a message of the list, or its (topic, partition, offset), and its
+    error. A message of the same key that comes later in the list is done, too, unless it is named.
     """
 
-    def __init__(self, failed: Mapping[Any, Exception]) -> None:
-        super().__init__(f"{len(failed)} message(s) of a batch have failed")
-        self.failed: dict[Any, Exception] = dict(failed)
+    def __init__(self, failed: Mapping[int, Exception] | Iterable[tuple[Any, Exception]]) -> None:
+        #: As given; pairs as a tuple of them.
+        self.failed: Mapping[int, Exception] | tuple[tuple[Any, Exception], ...]
+        self.failed = dict(failed) if isinstance(failed, Mapping) else tuple(failed)
+        super().__init__(f"{len(self.failed)} message(s) of a batch have failed")
 
 
 class One(NamedTuple):
@@ -54,6 +57,11 @@ class Gathered:
         """Whether it takes no more: it has as many as wanted, or one that is to be tried by itself."""
         ones = self.ones
         return len(ones) >= (self._tries.options.batch or 1) or (bool(ones) and ones[0].lane.is_single)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it waits for no more: the run ends, or a partition is to be released when its messages are done."""
+        return self._tries.call.is_ending or any(one.lane.assignment.stage is not Stage.ACTIVE for one in self.ones)
 
     def add(self, lane: Lane) -> bool:
         """Begin a ready lane, and what follows of its key. False: it is for another batch, and not begun."""
@@ -175,14 +183,36 @@ class Gathered:
 
     def _named(self, error: MessagesFailedError) -> dict[int, Exception]:
         """Place in the list → its error. Raises ConfigurationError for what is not in it: no message is done then."""
-        places = {id(one.attempt.message): place for place, one in enumerate(self.ones)}
-        found: dict[int, Exception] = {}
-        for what, why in error.failed.items():
-            place = what if isinstance(what, int) else places.get(id(what))
-            if place is None or not 0 <= place < len(self.ones) or not isinstance(why, Exception):
+        given, found = error.failed, dict[int, Exception]()
+        by_id = {id(one.attempt.message): place for place, one in enumerate(self.ones)}
+        places = {
+            (*one.lane.assignment.key, one.attempt.message.offset()): place for place, one in enumerate(self.ones)
+        }
+        for pair in given.items() if isinstance(given, Mapping) else given:
+            what, why = _pair(pair)
+            if isinstance(given, Mapping):
+                place = what if isinstance(what, int) and 0 <= what < len(self.ones) else None
+            elif (place := by_id.get(id(what))) is None:
+                place = places.get(_where(what))
+            if place is None or not isinstance(why, Exception):
                 raise ConfigurationError(
-                    f"MessagesFailedError names {what!r} with {why!r}: it takes messages of the batch, or their places "
-                    "in the list, each with an exception. No message of this batch is done, and they come again"
+                    f"MessagesFailedError names {what!r} with {why!r}: it takes {{place in the list: exception}}, or "
+                    "[(message, exception), …] with messages of the list. No message of this batch is done, and they "
+                    "come again"
                 ) from error
             found[place] = why
         return found
+
+
+def _pair(given: Any) -> tuple[Any, Any]:
+    return given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+
+
+def _where(what: Any) -> tuple[Any, ...]:
+    """The topic, partition and offset of a message, or these themselves; else nothing."""
+    try:
+        where = what if isinstance(what, tuple) else (what.topic(), what.partition(), what.offset())
+        hash(where)
+    except (AttributeError, TypeError):
+        return ()
+    return where

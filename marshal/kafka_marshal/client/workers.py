@@ -257,17 +257,21 @@ class Threads:
         """Begin what the batch has, which may be nothing. False: the end."""
         if self._calls.get() is None:
             return False
-        tries = self._tries
-        until = tries.runtime.monotonic() + tries.options.linger
+        runtime, is_called = self._tries.runtime, True
+        until = runtime.monotonic() + self._tries.options.linger
         while not batch.is_full:
             lane, self._next = self._next or self._ready.take(longest), None
             if lane is None:
-                left = until - tries.runtime.monotonic()
-                if not batch.ones or left <= 0 or tries.call.is_ending:
+                left = until - runtime.monotonic()
+                if not batch.ones or left <= 0 or batch.is_due:
                     break
-                with self._more:  # a mailbox has no timeout; what lanes taken here leave in it wakes a thread in vain
+                with self._more:  # a mailbox has no timeout
                     self._more.wait(min(left, LINGER_CHECK_S))
-            elif not batch.add(lane):
+                continue
+            if not is_called and self._calls.get() is None:  # that of this lane, or the end
+                self._calls.put(None)
+            is_called = False
+            if not batch.add(lane):
                 self._next = lane
                 self._calls.put(True)
                 break
@@ -460,7 +464,7 @@ class Tasks:
                     break
             elif batch.ones:
                 left = until - tries.runtime.monotonic()
-                if left <= 0 or tries.call.is_ending:
+                if left <= 0 or batch.is_due:
                     break
                 await asyncio.sleep(min(left, LINGER_CHECK_S))
             elif self._is_over:

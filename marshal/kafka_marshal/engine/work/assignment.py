@@ -527,7 +527,7 @@ class Assignment:
         """Its release follows: give back what has not begun."""
 
     def drop_buffered(self) -> None:
-        """Drop the buffered messages, which are fetched again; not those that the log has as open: these would not be."""
+        """Drop the buffered messages, which are fetched again; not what is open in the log: that would not be."""
         self.buffer.give_up(max(self.tracker.in_hand_to, -1 if self.open is None else self.open.last))
 
     def reopen(self) -> None:
