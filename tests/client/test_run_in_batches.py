@@ -493,9 +493,9 @@ def test_a_list_that_takes_too_long_is_cancelled_and_its_messages_are_tried_alon
             await asyncio.sleep(3_600)
         await lists.handle(messages)
 
-    member, consumer = plain(plant, handler_timeout=0.3)
+    member, consumer = plain(plant, handler_timeout=1.0)
     hooks = Hooks(failed=lambda attempt, seconds, error: errors.append(error))
-    running = Running(consumer, handle, batch=4, linger=LONG_S / 4, concurrency=2, hooks=hooks)
+    running = Running(consumer, handle, batch=4, linger=0.9, concurrency=2, hooks=hooks)
     lists.await_done(4)
     running.stop(member)
     lists.check({(0, x) for x in range(4)}, 1)
