@@ -503,7 +503,7 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.testing.simulation.checks.Checks": (33, 16),
     "kafka_marshal.testing.simulation.member_invariants.MemberInvariants": (25, 20),
     "rationalizer.groups.group.Group": (26, 15),
-    "kafka_marshal.testing.simulation.process.Job": (23, 19),
+    "kafka_marshal.testing.simulation.process.Job": (27, 19),
 }
 
 

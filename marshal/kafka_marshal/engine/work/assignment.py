@@ -35,7 +35,7 @@ from kafka_marshal.engine.holding import HandIn, Holding
 from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, ConsumerSettings
 from kafka_marshal.engine.work import tracker
-from kafka_marshal.engine.work.open_messages import MOST_AHEAD, OpenOffsets
+from kafka_marshal.engine.work.open_messages import MOST_AHEAD, OpenOffsets, last_fetched
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.tracker import Buffer
@@ -526,10 +526,6 @@ class Assignment:
     def hand_in(self) -> None:
         """Its release follows: give back what has not begun."""
 
-    def drop_buffered(self) -> None:
-        """Drop the buffered messages, which are fetched again; not what is open in the log: that would not be."""
-        self.buffer.give_up(max(self.tracker.in_hand_to, -1 if self.open is None else self.open.last))
-
     def reopen(self) -> None:
         """It is not released after all."""
         self.buffer.is_given_up = False
@@ -701,3 +697,9 @@ def stable_of(assignment: Assignment) -> int:
 
 Run = RunOf[Assignment]
 Tracker = tracker.Tracker[Assignment]
+
+
+def drop_buffered(assignment: Assignment) -> None:
+    """Drop its buffered messages, which are fetched again; not what is open in the log: that would not be."""
+    last = -1 if assignment.open is None else last_fetched(assignment.open)
+    assignment.buffer.give_up(max(assignment.tracker.in_hand_to, last))

@@ -363,13 +363,6 @@ class Lane:
             lane = lane.behind
         return found
 
-    def is_ahead_of_tried(self) -> bool:
-        """Whether a message after it in its key was tried, and waits."""
-        lane = self.behind
-        while lane is not None and (lane.running or not lane.since):
-            lane = lane.behind
-        return lane is not None
-
 
 class LaneRun(Protocol):
     """A run, as its lanes see it."""

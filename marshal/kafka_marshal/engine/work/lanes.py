@@ -514,7 +514,7 @@ class Lanes:
                 logged = begun if most is None else min(begun, most)
                 if ends if lane.running else begun > lane.partition.tried.get(offset, 0):
                     found.append((offset, logged, hash_of(lane.message)))
-                elif lane.behind is not None and lane.running and lane.is_ahead_of_tried():
+                elif lane.behind is not None and lane.running and _is_ahead_of_tried(lane):
                     found.append((offset, max(1, logged), hash_of(lane.message)))
                 elif offset == blocking:
                     found.append((offset, lane.before + lane.number, hash_of(lane.message)))
@@ -779,6 +779,14 @@ class Lanes:
                     why = given_up(message) if partition.has_left(offset) else ""
                     found.append(HeldBack(topic, number, offset, message.key(), now - since, *about, why=why))
         return tuple(sorted(found, key=lambda one: one[:2]))
+
+
+def _is_ahead_of_tried(lane: Lane) -> bool:
+    """Whether a message after its own in its key was tried, and waits."""
+    behind = lane.behind
+    while behind is not None and (behind.running or not behind.since):
+        behind = behind.behind
+    return behind is not None
 
 
 def _has(messages: Iterable[Message], offset: int) -> bool:

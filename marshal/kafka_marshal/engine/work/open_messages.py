@@ -401,11 +401,6 @@ class OpenOffsets:
             self.seek()  # without it, what lies below the reader would count as gone
 
     @property
-    def last(self) -> int:
-        """The last offset that was fetched here and is open in the log, or is to be; −1: there is none."""
-        return self._lasts[-1] if self._lasts else -1
-
-    @property
     def _wanted(self) -> float:
         """The lowest offset to be fetched; inf: there is none."""
         return self.reading[0].first if self.reading else inf
@@ -616,6 +611,11 @@ def waits_until(opened: OpenOffsets | None, offset: int) -> int | None:
     """When (log time, ms) this message may be tried; None: at once."""
     mine = None if opened is None else opened._mine.get(offset)
     return None if mine is None else mine.until
+
+
+def last_fetched(opened: OpenOffsets) -> int:
+    """The last offset that was fetched here and is open in the log, or is to be; −1: there is none."""
+    return opened._lasts[-1] if opened._lasts else -1
 
 
 def take_back(opened: OpenOffsets, messages: Iterable[Message]) -> bool:

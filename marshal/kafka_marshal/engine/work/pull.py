@@ -21,7 +21,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from kafka_marshal.engine.inputs import given
-from kafka_marshal.engine.work.assignment import Grant, Mover, Run
+from kafka_marshal.engine.work.assignment import Grant, Mover, Run, drop_buffered
 from kafka_marshal.engine.work.delivery import Delivery, waited_ms
 from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
@@ -400,4 +400,4 @@ def _give_up(consumer: Delivers, keys: Iterable[Key]) -> None:
     for key in keys:
         assignment = consumer.assignments[key]
         if consumer.delivery.in_lanes.holds_up(assignment):
-            assignment.drop_buffered()
+            drop_buffered(assignment)

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from kafka_marshal.engine.effects import Callback, StopFetch, Warn
 from kafka_marshal.engine.plane import HUNG, OVERDUE, Loss
-from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage, TakingStep
+from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage, TakingStep, drop_buffered
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.lane import lasting
 from kafka_marshal.engine.work.positions import Positions
@@ -216,7 +216,7 @@ class Revocation:
         self._consumer.enter(assignment, Stage.REVOKING)
         assignment.told.revoked_at = now
         self._consumer.delivery.recall(assignment)
-        assignment.drop_buffered()
+        drop_buffered(assignment)
         if assignment.shown:
             self._consumer.outbox.add(StopFetch(self._consumer.number, assignment.key))
             self._consumer.call(Callback.REVOKE, assignment)

@@ -314,10 +314,8 @@ class Scenario:
             rate = round(1 + rng.uniform(-1, 1) * drift, 4)
             # It also claims when all is well, and must send its first heartbeat within half an HI.
             clients += (Client("hand", "by-hand", rate=rate, fetches_every=0.1),)
-        cps = 3 if rng.random() < 0.1 else 2
-        extra = {"clock": CLOCK_WEIGHT} if rng.random() < CLOCK_SHARE else {}
-        if coordinated:
-            extra["evict"] = EVICT_WEIGHT
+        cps, extra = 3 if rng.random() < 0.1 else 2, {"clock": CLOCK_WEIGHT} if rng.random() < CLOCK_SHARE else {}
+        extra |= {"evict": EVICT_WEIGHT} if coordinated else {}
         faults = _faults(rng, clients, cps, intervals, extra)
         snapshots = Random(f"kafka-marshal/{named}/snapshots").choice(SNAPSHOTS_EVERY)
         prunes = _prunes(named, intervals) if snapshots else ()
