@@ -156,8 +156,8 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (3, 820),
     "checkpoints": (3, 590),
     "cli": (24, 7_880),
-    "client": (36, 12_500),
-    "engine": (59, 18_890),
+    "client": (36, 12_540),
+    "engine": (59, 18_920),
     "kafka_marshal": (14, 2_880),
     "metrics": (6, 1_620),
     "node": (17, 4_520),
@@ -165,9 +165,9 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "pipeline": (21, 8_040),
     "rationalizer": (42, 10_040),
     "runner": (4, 620),
-    "sinks": (9, 3_570),
+    "sinks": (9, 3_600),
     "snapshots": (5, 1_030),
-    "testing": (39, 11_610),
+    "testing": (40, 11_760),
     "ui": (10, 4_350),
     "watchdog": (3, 940),
 }
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (347, 107_610)
+MOST_OF_ALL = (348, 107_860)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

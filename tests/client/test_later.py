@@ -254,8 +254,8 @@ def test_a_message_whose_time_can_t_be_read_fails_alone(memory_marshal: MemoryKa
     for value in ("no time", "x", "1999-01-01T00:00:00+00:00"):
         memory_marshal.produce(TOPIC, value, key=value)
     memory_marshal.start(program.work)
-    until_logged(memory_marshal, [(0, "parked", 2)])
     memory_marshal.wait_until(lambda: len(program.tries) == 2)
+    until_logged(memory_marshal, [(0, "parked", 2)])
     assert program.times(b"no time") == []
 
 

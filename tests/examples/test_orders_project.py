@@ -90,7 +90,7 @@ def test_it_handles_orders_and_ends_in_good_order(scene: Scene, run: Any) -> Non
     wait_until(lambda: process.poll() is not None or len(re.findall(r"customer \d owes", log.read_text())) >= 20)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0, log.read_text()
-    found = re.findall(r"w-[12] \| customer (\d) owes ([\d.]+)", log.read_text())
+    found = re.findall(r"customer (\d) owes (\d+\.\d\d)", log.read_text())  # threads print into one line at times
     assert sorted(found) == sorted((str(x % 5), f"{x:.2f}") for x in range(20)), shlex.join(COMMAND)
     by_customer = [[float(cents) for who, cents in found if who == str(x)] for x in range(5)]
     assert by_customer == [sorted(each) for each in by_customer], "each customer's in order"

@@ -21,6 +21,7 @@ from kafka_marshal.client.options import ConsumerOptions, check_names
 from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.topic_names import is_topic_name
+from rationalizer.travel import Travels
 
 if TYPE_CHECKING:
     from kafka_marshal.client.rates import Rate, Rates
@@ -84,7 +85,7 @@ JITTER = 0.5
 Handler = Callable[[Any], object] | Callable[[Any], Awaitable[object]]
 
 
-class RetryAfter(Exception):  # noqa: N818 - a handler raises it to ask for something
+class RetryAfter(Travels, Exception):  # noqa: N818 - a handler raises it to ask for something
     """Raised by a handler: this try has failed, and the next one begins after this many seconds."""
 
     def __init__(self, seconds: float) -> None:
