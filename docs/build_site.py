@@ -42,6 +42,8 @@ def _moved(page: Path, target: Path, link: re.Match[str]) -> str:
         there = target / ("index.md" if aim.name == "README.md" else aim.name)
     else:
         there = target / "files" / aim.relative_to(ROOT)
+        if there.suffix == ".md":  # it is no page, and its links lead into the clone
+            there = there.with_suffix(".txt")
         there.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(aim, there)
     up = "../" * len(page.parent.relative_to(target).parts)
