@@ -55,20 +55,20 @@ class TokenBucket:
 
     def __init__(self, rate: Rate | None, topic: str, value: object, members: int, now: float) -> None:
         """rate: None for what has no rate. members: that share it."""
-        self.rate = rate
-        self.topic = topic
-        self.value = value
-        self.members = members
-        self.tokens = self.most
+        self.rate: Rate | None = rate
+        self.topic: str = topic
+        self.value: object = value
+        self.members: int = members
+        self.tokens: float = self.most
         #: When the tokens were counted (ms, own clock).
-        self.at = now
+        self.at: float = now
         #: Priority → its lanes.
         self.lines: dict[int, Ready | _InTurn] = {}
-        self.count = 0
+        self.count: int = 0
         #: It has no token, and is in no turn.
-        self.is_closed = False
+        self.is_closed: bool = False
         #: When a lane last waited for a token (ms).
-        self.waited_at = -inf
+        self.waited_at: float = -inf
 
     @property
     def per_ms(self) -> float:
@@ -126,7 +126,7 @@ class Buckets:
     def __init__(self, rates: Mapping[str, Rate]) -> None:
         self.rates = rates
         #: Of what has no rate.
-        self.free = TokenBucket(None, "", None, 1, 0.0)
+        self.free: TokenBucket = TokenBucket(None, "", None, 1, 0.0)
         #: By topic ("": all), and value of the key.
         self.all: dict[tuple[str, object], TokenBucket] = {}
         #: Topic of a rate → how many members share it.

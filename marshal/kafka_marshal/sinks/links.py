@@ -33,7 +33,8 @@ class Link:
     _mark = "%s"
 
     def __init__(self, connection: Any, vendor: Vendor) -> None:
-        self.connection, self.vendor = connection, vendor
+        self.connection: Any = connection
+        self.vendor: Vendor = vendor
 
     @property
     def raw(self) -> Any:
