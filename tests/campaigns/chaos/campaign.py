@@ -275,7 +275,7 @@ class Options:
     broker_every_s: float = 45.0
     #: All groups are coordinated.
     groups: bool = False
-    #: At least this many deaths, anywhere and at fail points: until then the minutes last up to five times as long.
+    #: At least this many deaths, anywhere and at fail points: until then the minutes last up to ten times as long.
     least_kills: int = 0
     least_points: int = 0
     #: Names of places whose workers are never killed.
@@ -410,7 +410,7 @@ class _Campaign:
         }
         due = {name: began + mean * rng.uniform(0.5, 1.5) for name, mean in every.items() if mean}
         told = began
-        while (now := time.monotonic()) < began + options.minutes * 60 * (1 if self._is_enough(fleet) else 5):
+        while (now := time.monotonic()) < began + options.minutes * 60 * (1 if self._is_enough(fleet) else 10):
             fleet.turn()
             for name in [name for name, at in due.items() if now >= at]:
                 if name == "stop":

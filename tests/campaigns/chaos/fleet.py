@@ -22,8 +22,9 @@ from tests.child import Child
 #: Weights of a new worker's end: at a fail point, by kill -9 at any moment, by SIGTERM.
 DOOMED, KILLED, ASKED = 70, 20, 10
 
-#: A worker that has not reached its fail point after this time (s) is killed anywhere.
-PATIENCE_S = 5.0
+#: A worker that has not reached its fail point after this time (s) is killed anywhere; while none reaches one, as on a
+#: busy machine, the time grows.
+PATIENCE_S, MOST_PATIENCE_S = 5.0, 60.0
 
 #: A worker ends within this time after SIGTERM (s).
 ENDS_S = 30.0
@@ -121,6 +122,7 @@ class Fleet:
         #: No more faults: workers started now stay.
         self.calm = False
         self._ending = False
+        self._patience_s = PATIENCE_S
         self._folder = folder
         self._rng = rng
         self._kinds = kinds
@@ -190,6 +192,8 @@ class Fleet:
             self._note_stop(place)
         path = Path(place.job.out)
         point, beaten_at = _last_words(path)
+        if place.job.doom:
+            self._patience_s = PATIENCE_S if point else min(MOST_PATIENCE_S, 1.5 * self._patience_s)
         if status == -signal.SIGKILL:
             self.counts.kills += 1
             self.killed.add(path)
@@ -245,7 +249,7 @@ class Fleet:
                 )
                 linger_s = rng.choice((0.0, rng.random())) * job.heartbeat_interval_ms / 1000
                 job = replace(job, doom=place.doom, times=times, stop_after_s=stop_after_s, linger_s=linger_s)
-                place.kill_at = now + PATIENCE_S
+                place.kill_at = now + self._patience_s
             elif place.fate < DOOMED + KILLED:
                 place.kill_at = now + rng.uniform(0.1, 4.0)
             else:
