@@ -20,8 +20,11 @@ from kafka_marshal import Balanced, Consumer, Delivery, Policy, guard
 from kafka_marshal.adapters.kafka.settings import Role, properties
 from kafka_marshal.client.fetching import Then
 from kafka_marshal.engine.policies import View, Wishes
+from kafka_marshal.engine.work.pull import Hand, Pull, Take, Wanted
 from kafka_marshal.logs import RateLimit
+from kafka_marshal.node.serving import Reply
 from kafka_marshal.ports import DataFault, Message
+from tests.engine.scenes import working
 from tests.faults import cases
 from tests.faults.crew import WAYS, share
 from tests.faults.endings import CALLBACKS, DELIVERIES, LOOPS, WHAT, a_callback_closes, closed_at_once, opened
@@ -279,6 +282,68 @@ def what_an_interrupt_took_comes_next() -> None:
         assert found == list(range(first.offset() + 1, MESSAGES))
 
 
+WAIT = Reply.wait
+
+
+def _reaches_nobody(reply: Reply[Any], timeout: float | None = None) -> None:
+    WAIT(reply, timeout)
+    raise OddExit
+
+
+def a_batch_reaches_nobody() -> None:
+    """C14: a batch that an interrupt kept from its caller comes again, before those that follow it."""
+    with opened() as marshal:
+        consumer = marshal.consumer([TOPIC])
+        consumer._waited, waited = _reaches_nobody, consumer._waited  # type: ignore[method-assign, assignment]
+        with suppress(OddExit):
+            next(consumer.batches(3, timeout=0.0))
+        consumer._waited = waited  # type: ignore[method-assign]
+        found: dict[int, list[int]] = {}
+        batches = consumer.batches(100, timeout=0.0)
+        while sum(map(len, found.values())) < PARTITIONS * MESSAGES:
+            batch = answer("the next batch", partial(next, batches))
+            found.setdefault(batch.partition, []).extend(each.offset() for each in batch)
+            batch.done()
+        assert found == {partition: list(range(MESSAGES)) for partition in range(PARTITIONS)}
+
+
+def a_consumer_reaches_nobody() -> None:
+    """C17: a consumer that an interrupt kept from its caller ends, even while a traceback refers to it."""
+
+    def wait(reply: Reply[Any], timeout: float | None = None) -> object:
+        value = WAIT(reply, timeout)
+        if isinstance(value, Consumer):
+            raise OddExit
+        return value
+
+    with opened() as marshal:
+        Reply.wait = wait  # type: ignore[method-assign, assignment]
+        try:
+            marshal.consumer([TOPIC])
+        except OddExit as error:
+            kept = error
+        finally:
+            Reply.wait = WAIT  # type: ignore[method-assign]
+        until = time.monotonic() + AGAIN_S
+        while not all(each._closed for each in marshal._ending.consumers):
+            assert time.monotonic() < until, f"it goes on, and nobody has it: {kept!r}"
+            time.sleep(0.002)
+
+
+def what_a_hand_has_left_is_not_forgotten() -> None:
+    """C14: while its lease is not proven others are delivered, and it comes first when it is."""
+    net, engine = working(partitions=2)
+    consumer, hand = engine.consumers[0], Hand()
+    engine.fetch(3)
+    first = Pull(consumer, hand).next(Wanted(3), net.now)
+    assert isinstance(first, Take)
+    first.run.assignment.lease.stop()
+    other = Pull(consumer, hand).next(Wanted(3), net.now)
+    assert isinstance(other, Take)
+    assert other.run.assignment is not first.run.assignment
+    assert first.run.assignment.tracker.in_hand == 0, "it is held by nobody"
+
+
 def all_is_done_at_the_end(delivery: Delivery) -> None:
     """P6: the last offsets have no message: a transaction marker or compacted records."""
     cluster = memory_cluster(1, 3)
@@ -344,6 +409,8 @@ def memory_is_bounded(delivery: Delivery) -> None:
             assert message is not None, f"{seen} of {PARTITIONS * messages} came within {AGAIN_S:g} s"
             waiting = consumer._delivery.buffered * size
             assert waiting <= limit, f"{waiting} bytes wait in a consumer that may keep {limit}"
+            in_hand = consumer._delivery.memory.most_in_hand * size
+            assert delivery == "at-most-once" or in_hand <= limit, f"{in_hand} bytes may be in hand"
             seen += 1
             consumer.done(message)
     finally:
@@ -389,6 +456,9 @@ PROOFS: dict[str, Proof] = {
     "an error keeps nothing": Proof(an_error_keeps_nothing),
     "a dropped message comes again": Proof(a_dropped_message_comes_again),
     "what an interrupt took comes next": Proof(what_an_interrupt_took_comes_next),
+    "a batch reaches nobody": Proof(a_batch_reaches_nobody),
+    "a consumer reaches nobody": Proof(a_consumer_reaches_nobody),
+    "what a hand has left is not forgotten": Proof(what_a_hand_has_left_is_not_forgotten),
     **{f"{x}: all is done at the end": Proof(partial(all_is_done_at_the_end, x)) for x in DELIVERIES},
     **{f"{x}: memory is bounded": Proof(partial(memory_is_bounded, x)) for x in DELIVERIES},
 }
