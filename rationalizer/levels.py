@@ -56,6 +56,13 @@ LEVELS: Final = (
         records=("ClaimingShare", "SettlingMessages", "SettleOffsets"),
         state=("lease.shares", "lease.holes", "progress.holes", "share", "hole"),
     ),
+    Level(
+        5,
+        "done messages again",
+        (0, 4),
+        records=(),
+        state=("lease.again", "progress.again"),
+    ),
 )
 
 #: The level every CP starts at.
@@ -86,6 +93,9 @@ CHECKPOINTS_LEVEL: Final = level_of_record("BeginCheckpoint")
 
 #: Holes and shares came with this level.
 SHARING_LEVEL: Final = level_of_record("SettlingMessages")
+
+#: What is done can be opened again since this level; records that ask for it are of this version (R2).
+REDO_LEVEL: Final = level_of_state("lease", "again")
 
 
 def can_follow(release: tuple[int, ...], level: int) -> bool:

@@ -10,7 +10,7 @@ from rationalizer.levels import can_follow
 
 #: The version of this package. It stands in each instance_id: `upgrade` judges by it who can follow a level of the log,
 #: so a level of the protocol that is new raises it (`rationalizer.levels`).
-RELEASE: Final = "0.3.0"
+RELEASE: Final = "0.4.0"
 
 #: An instance_id has 255 bytes at most (E1); a host name of DNS can have as many.
 MAX_HOST = 120

@@ -13,16 +13,25 @@ What bytes may hold at all, and how that is found out without trusting them, is 
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import ClassVar, Final
 
 from msgpack import packb
 
 from rationalizer import codes
-from rationalizer.levels import FIRST_LEVEL
+from rationalizer.levels import FIRST_LEVEL, REDO_LEVEL
 from rationalizer.limits import HEAD_FIELDS, MAX_VALUE_BYTES
 from rationalizer.travel import Travels
 from rationalizer.wire import wellformed as ok
-from rationalizer.wire.records import KINDS, ConfigureGroup, InvalidRecordError, Kind, Record
+from rationalizer.wire.records import (
+    KINDS,
+    ConfigureGroup,
+    InvalidRecordError,
+    Kind,
+    Record,
+    SettleOffsets,
+    SettlingMessages,
+)
 from rationalizer.wire.unpacking import Message, NotAllowedError, look_at_all, unpack
 
 
@@ -66,7 +75,7 @@ def encode(record: Record) -> bytes:
     """
     value: bytes = packb(
         (
-            KINDS[record.TYPE].level,  # a record's version is the level that it came with
+            record.version,
             record.TYPE,
             record.instance_id,
             record.client_id,
@@ -90,7 +99,10 @@ def decode(value: bytes | None, level: int = FIRST_LEVEL) -> Record:
 
 def build(kind: Kind, message: Message) -> Record:
     """The record for a message that `read` has passed."""
-    return kind.build(message[2], message[3], message[4], message[HEAD_FIELDS:])
+    record = kind.build(message[2], message[3], message[4], message[HEAD_FIELDS:])
+    if message[0] >= REDO_LEVEL and isinstance(record, (SettlingMessages, SettleOffsets)):
+        return replace(record, redo=True)
+    return record
 
 
 def read(value: bytes | None, level: int) -> tuple[Kind, Message]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar, Final, NamedTuple, Self, cast
 
-from rationalizer.levels import level_of_record
+from rationalizer.levels import REDO_LEVEL, SHARING_LEVEL, level_of_record
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.wire import wellformed as ok
 from rationalizer.wire.wellformed import Rule
@@ -52,6 +52,11 @@ class Record:
             problem = KINDS[self.TYPE].problem(self.own_fields())
         if problem is not None:
             raise InvalidRecordError(f"{type(self).__name__}: {problem}. Nothing was written.")
+
+    @property
+    def version(self) -> int:
+        """The version it is written with: the level that its type came with, or that what it asks for came with."""
+        return KINDS[self.TYPE].level
 
     def own_fields(self) -> tuple[object, ...]:
         """The fields after group_id, in the order and the form of the wire."""
@@ -391,6 +396,7 @@ class SettlingMessages(LeaseRecord):
     """These messages of a lease are done, opened or parked (H3), and `take`: the next batch for me (B5).
 
     `epoch`: of the lease or of a share; None: as an operator. `seen`: the next offset of the sender's replica.
+    `redo`: what is done may open again (R2); it is no field on the wire, but the version.
     """
 
     TYPE: ClassVar[int] = 28
@@ -400,11 +406,20 @@ class SettlingMessages(LeaseRecord):
     open: Opened = ()
     parked: Parked = ()
     take: Take | None = None
+    redo: bool = False
+
+    @property
+    def version(self) -> int:
+        """The version it is written with."""
+        return REDO_LEVEL if self.redo else SHARING_LEVEL
 
 
 @dataclass(frozen=True, slots=True)
 class SettleOffsets(Record):
-    """These messages of a coordinated group are done, opened or parked (H4); with member_id "": as an operator."""
+    """These messages of a coordinated group are done, opened or parked (H4); with member_id "": as an operator.
+
+    `redo`: as in a SettlingMessages.
+    """
 
     TYPE: ClassVar[int] = 29
     member_id: str
@@ -415,6 +430,12 @@ class SettleOffsets(Record):
     done: Done = ()
     open: Opened = ()
     parked: Parked = ()
+    redo: bool = False
+
+    @property
+    def version(self) -> int:
+        """The version it is written with."""
+        return REDO_LEVEL if self.redo else SHARING_LEVEL
 
 
 class Belongs(Enum):
@@ -486,7 +507,7 @@ def _kind(
     *rules: Rule,
     whole: Rule | None = None,
 ) -> Kind:
-    names = tuple(each.name for each in fields(record))[3:]
+    names = tuple(each.name for each in fields(record))[3 : 3 + len(rules)]
     build = cast("Any", record.of_fields)
     level = level_of_record(record.__name__)
     return Kind(record.TYPE, record.__name__, level, build, names, rules, belongs, during_pause, whole)
