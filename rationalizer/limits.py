@@ -40,6 +40,7 @@ MAX_OFFSET: Final = 2**63 - 1
 MAX_TIME_MS: Final = 2**63 - 1
 
 #: The position below every offset: nothing is done (P2).
+NO_RECORD: Final = -1  # in place of a record's offset
 NOTHING_DONE: Final = -1
 
 #: Below 100 ms scheduling noise would look like death; above ten minutes a takeover would take too long.

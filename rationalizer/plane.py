@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from rationalizer.levels import FIRST_LEVEL, REDO_LEVEL
+from rationalizer.limits import NO_RECORD
 from rationalizer.wire.records import KINDS, Kind
 from rationalizer.wire.unpacking import Message
 
@@ -37,11 +39,11 @@ class ApplyContext:
 
     `offset` and `log_time` are the record's. `pausing`: its client has its group paused at this log time (C11);
     `paused`: another client has.
-    `silent`: what the record's plane says of members that it found overdue (D2).
+    `level`: the CP's. `silent`: what the record's plane says of members that it found overdue (D2).
     One context serves a World's whole life: read it while the record is judged, don't keep it.
     """
 
-    __slots__ = ("log_time", "offset", "paused", "pausing", "silent")
+    __slots__ = ("level", "log_time", "offset", "paused", "pausing", "silent")
 
     def __init__(self) -> None:
         self.offset = 0
@@ -49,6 +51,12 @@ class ApplyContext:
         self.pausing = False
         self.paused = False
         self.silent: tuple[tuple[str, int], ...] = ()
+        self.level = FIRST_LEVEL
+
+    @property
+    def again(self) -> int:
+        """What a position that replaces progress is noted as (R1)."""
+        return self.offset if self.level >= REDO_LEVEL else NO_RECORD
 
 
 class Verdict(NamedTuple):

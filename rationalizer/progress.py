@@ -29,7 +29,7 @@ from rationalizer import codes
 from rationalizer.done_through import DoneThrough, KeyPiece
 from rationalizer.holes import NO_KEY, Hole, Holes
 from rationalizer.intervals import Intervals, union
-from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH, MAX_KEY_PIECES, NOTHING_DONE
+from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH, MAX_KEY_PIECES, NO_RECORD, NOTHING_DONE
 
 #: What has no ranges shares this one, which is never changed: three objects less for each lease. A group's thousands
 #: of leases are what the collector of cycles goes through, while everything else waits.
@@ -42,10 +42,11 @@ _MOST_GROWTH: Final = 2
 class Progress:
     """What is done. Mutators answer with an outcome's code and change nothing where they reject.
 
-    `stable` and `granted` are offsets, −1 for none; `holes` is None where there are none.
+    `stable` and `granted` are offsets, −1 for none; `holes` is None where there are none. `again`: the offset of the
+    record that last opened something by R2, or replaced the progress; −1: none (R1).
     """
 
-    __slots__ = ("granted", "holes", "intervals", "pieces", "stable")
+    __slots__ = ("again", "granted", "holes", "intervals", "pieces", "stable")
 
     def __init__(self) -> None:
         self.stable: int = NOTHING_DONE
@@ -53,6 +54,7 @@ class Progress:
         self.intervals = _NO_RANGES
         self.pieces: DoneThrough | None = None
         self.holes: Holes | None = None
+        self.again: int = NO_RECORD
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -134,6 +136,7 @@ class Progress:
         copy = Progress()
         copy.stable = self.stable
         copy.granted = self.granted
+        copy.again = self.again
         if self.intervals.firsts:
             copy.intervals = self.intervals.copy()
         if self.pieces is not None:
@@ -162,10 +165,10 @@ class Progress:
         self._raise_stable(proposal)
         return codes.OK
 
-    def reposition(self, offset: int) -> str:
+    def reposition(self, offset: int, again: int = NO_RECORD) -> str:
         """Put the position at `offset`, back or forward (C11): REPOSITIONED, or OK where nothing changed.
 
-        What is parked at or below it stays; all other holes go.
+        What is parked at or below it stays; all other holes go. again: the record's offset, where R1 wants it.
         """
         kept = None if self.holes is None else self.holes.parked_through(offset)
         same = kept is None or len(kept) == len(self.open)
@@ -180,6 +183,7 @@ class Progress:
             return codes.OK
         self.stable = offset
         self.granted = NOTHING_DONE
+        self.again = max(self.again, again)
         self.pieces = None
         self.intervals = _NO_RANGES
         return codes.REPOSITIONED

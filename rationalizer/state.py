@@ -2,7 +2,8 @@
 
 A `Part` is one kind of thing (a lease, a group, a member); its fields stand in the order of S1, and of D3. `levels.py`
 lists which level added a part, or a field to an older part. What a later level added comes last in a row, is not there
-below that level, and is left out where it has its default: so rows that do not use it keep their bytes.
+below that level, and is left out where it has its default: so rows that do not use it keep their bytes. A level may end
+that for a part: from it on a row always has all of its fields.
 
 To add a field: an attribute of the thing, a `StateField` here, its name in `levels.py`. Everything that reads a state
 follows: snapshots and digests, dumps, the simulation's comparison, the scripts' words.
@@ -17,7 +18,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from rationalizer.levels import level_of_state
-from rationalizer.limits import NOTHING_DONE
+from rationalizer.limits import NO_RECORD, NOTHING_DONE
 from rationalizer.travel import Travels
 from rationalizer.wire import wellformed as ok
 from rationalizer.wire.wellformed import Rule
@@ -68,6 +69,8 @@ class StateField:
     #: Of a field that a later level added than its part: the value with which it is left out, as the thing has it.
     #: What one level added to a part comes together: all of it, or nothing.
     default: object = None
+    #: Of such a field: from its level on a row always has it, and with it all fields before it.
+    always: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,8 @@ class Part:
         self._converted = tuple([(at, field.row) for at, field in enumerate(self._first) if field.row is not None])
         #: By level: what it added, all of it.
         self._added = {at: [field for field, level in self.later if level == at] for at in {at for _, at in self.later}}
+        #: The level from which on a row has all of its fields; None: from none.
+        self._always = min([level for field, level in self.later if field.always], default=None)
         self._shown = tuple([each for each in map(self._to_show, entries) if each is not None])
 
     def row(self, thing: Any, level: int) -> Sequence[Any]:
@@ -116,7 +121,7 @@ class Part:
                     value = self._getters[field.name](thing)
                     used = used or value != field.default
                     row.append(value if field.row is None else field.row(value, level))
-                kept = len(row) if used else kept
+                kept = len(row) if used or self._is_whole(level) else kept
         return row[:kept]
 
     def rows(self, things: Iterable[Any], level: int) -> list[Sequence[Any]]:
@@ -129,12 +134,18 @@ class Part:
         # Few leases use what later levels added: all others are read by C code alone.
         listed = list(things)
         rows: list[Sequence[Any]] = list(map(self._get, listed))
+        if self._is_whole(level):
+            rest = [field.default if field.row is None else field.row(field.default, level) for field in added]
+            rows = [(*row, *rest) for row in rows]
         for field in added:
             getter = self._getters[field.name]
             used = [at for at, value in enumerate(map(getter, listed)) if value != field.default]
             for at in used:
                 rows[at] = self.row(listed[at], level)
         return rows
+
+    def _is_whole(self, level: int) -> bool:
+        return self._always is not None and self._always <= level
 
     def shown(self, thing: Any, log_time: int) -> dict[str, Any]:
         """The thing as D3 has it at this log time."""
@@ -170,8 +181,9 @@ class Part:
         fields = (
             [*self._first, *(field for field, since in self.later if since <= level)] if self.later else self._first
         )
-        if type(row) is not tuple or not len(self._first) <= len(row) <= len(fields):
-            raise SnapshotError(f"a {what} has not its {len(self._first)} parts")
+        least = len(fields) if self._is_whole(level) else len(self._first)
+        if type(row) is not tuple or not least <= len(row) <= len(fields):
+            raise SnapshotError(f"a {what} has not its {least} parts")
         for holds, value in zip(self._holds, row, strict=False):
             if not holds(value):
                 wrong = next(field for field, value in zip(fields, row, strict=False) if not field.rule.holds(value))
@@ -284,6 +296,7 @@ def _many(name: str, part: Part, path: str = "", rule: Rule = _ARRAY_OR_NONE) ->
 
 
 _HOLES: Final = _many("holes", HOLE, "progress.holes")
+_AGAIN: Final = StateField("again", ok.POSITION, "progress.again", default=NO_RECORD, always=True)
 
 #: A lease of a claimed group: `Lease`.
 LEASE: Final = Part(
@@ -305,6 +318,7 @@ LEASE: Final = Part(
     StateField("granted", ok.POSITION, "progress.granted", json=_or_null),
     _many("shares", SHARE),
     _HOLES,
+    _AGAIN,
 )
 
 #: What ConfigureGroup sets (G19): `Settings`.
@@ -339,6 +353,7 @@ PROGRESS: Final = Part(
     *_DONE,
     StateField("metadata", _METADATA),
     _HOLES,
+    _AGAIN,
 )
 
 

@@ -304,6 +304,7 @@ class World:
         context = self._context
         context.offset = offset
         context.log_time = self.log_time
+        context.level = self.level
         context.pausing = pausing
         context.paused = paused
         context.silent = ()

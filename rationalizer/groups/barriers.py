@@ -20,7 +20,7 @@ from rationalizer.groups.checkpoints import Barrier, Checkpoints, Kept, Key, Ver
 from rationalizer.groups.commits import Commits, Entry
 from rationalizer.groups.group import Group
 from rationalizer.groups.pieces import NEVER
-from rationalizer.limits import FIRST_MARK, MAX_KEY_HASH
+from rationalizer.limits import FIRST_MARK, MAX_KEY_HASH, NO_RECORD
 from rationalizer.progress import Progress
 from rationalizer.wire.wellformed import COMMIT, PASSING, PERIODIC, PINNED, REACHED_AND_LEAVES, REFUSED
 
@@ -31,7 +31,9 @@ _NOBODY: Final[frozenset[int]] = frozenset()
 
 
 def start(group: Group, offset: int, log_time: int, keep: int, hold: bool) -> None:
-    """From now on the group takes checkpoints: what is done is the first one."""
+    """From now on the group takes checkpoints: what is done is the first one, and `again` is over (R4)."""
+    for _, _, kept in group.all_progress():
+        kept.progress.again = NO_RECORD
     checkpoints = group.checkpoints = Checkpoints(max(1, keep), hold)
     versions = {
         (topic, partition): Version(offset, None, kept.progress, kept.metadata)

@@ -14,7 +14,7 @@ from rationalizer.groups.checkpoints import NOT_SAVED, Answer, Barrier, Checkpoi
 from rationalizer.groups.group import Group, Member, PartitionProgress, Settings
 from rationalizer.groups.pieces import NEVER, Piece, TopicPieces
 from rationalizer.holes import NO_KEY
-from rationalizer.leases.canonical import load_holes, load_progress
+from rationalizer.leases.canonical import load_again, load_holes, load_progress
 from rationalizer.levels import GROUPS_LEVEL
 from rationalizer.limits import (
     MAX_GROUP_PARTITIONS,
@@ -306,6 +306,7 @@ def _add_progress(named: str, kept: PartitionProgress, row: object, bounds: Boun
     kept.metadata = said.metadata
     kept.progress = load_progress(named, said.done_through, said.ranges, NOTHING_DONE, bounds)
     holes = kept.progress.holes = load_holes(named, said.holes, (), bounds)
+    kept.progress.again = load_again(named, said.again, bounds)
     keyed = holes is None or all(hole.key_hash != NO_KEY for hole in holes)
     want(keyed, f"{named} has a hole without a key, as only leases have")
     many = len(said.done_through) > MAX_KEY_PIECES

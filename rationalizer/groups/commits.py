@@ -201,14 +201,14 @@ class _Spans:
         self.his[place : place + 1] = [span[1] for span in rest]
 
 
-def reposition_entry(group: Group, entry: Entry) -> str:
-    """One entry of the pausing client's CommitOffsets (G21): its code."""
+def reposition_entry(group: Group, entry: Entry, again: int) -> str:
+    """One entry of the pausing client's CommitOffsets (G21): its code. again: as R1 wants it."""
     topic, partition, lo, hi, action, through, ranges, metadata = entry
     if action != COMMIT or lo != 0 or hi != MAX_KEY_HASH or ranges:
         return codes.NOT_ASSIGNED
     code = codes.OK
     if through is not None:
-        code = group.keep(topic, partition).progress.reposition(through)
+        code = group.keep(topic, partition).progress.reposition(through, again)
     if metadata is not None:
         group.keep(topic, partition).metadata = metadata
     return code

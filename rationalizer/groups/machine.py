@@ -354,7 +354,7 @@ class GroupPlane(KnownGroups):
         self._lives(group, None, witness, context)
         if group.checkpoints is not None:
             return of_entries(barriers.set_positions(group, context.offset, context.log_time, entries))
-        return of_entries(tuple([reposition_entry(group, entry) for entry in entries]))
+        return of_entries(tuple([reposition_entry(group, entry, context.again) for entry in entries]))
 
     def _topics_changed(self, message: Message, context: ApplyContext) -> str:
         """G13: what the sender's pattern matches now."""

@@ -19,6 +19,12 @@ from rationalizer.state import HOLE, LEASE, SHARE, want, want_ascending
 from rationalizer.wire import wellformed as ok
 
 
+def load_again(named: str, again: int, bounds: Bounds) -> int:
+    """Which record last opened what was done, or replaced the progress (R1). Raises SnapshotError."""
+    want(again < bounds.next_offset, f"{named} was opened again by a record to come")
+    return again
+
+
 def load_holes(named: str, rows: tuple[Any, ...] | None, owners: Collection[int], bounds: Bounds) -> Holes | None:
     """The holes that these rows of a snapshot describe. owners: epochs of shares by batches. Raises SnapshotError."""
     if not rows:
@@ -76,6 +82,7 @@ def _lease(row: object, bounds: Bounds) -> Lease:
     lease.shares = _shares(named, lease, said.shares, bounds)
     owners = [] if lease.shares is None or not lease.shares.by_batches else [share.epoch for share in lease.shares]
     holes = lease.progress.holes = load_holes(named, said.holes, owners, bounds)
+    lease.progress.again = load_again(named, said.again, bounds)
     if lease.shares is not None and not lease.shares.by_batches:
         want(holes is None or not holes.has_unkeyed(), f"{named} is shared by keys, and has holes without keys")
     return lease

@@ -584,5 +584,5 @@ def _record_offset(lease: Lease, last_offset: int | None, context: ApplyContext)
     if last_offset is None:
         return codes.OK
     if context.pausing:
-        return lease.progress.reposition(last_offset)
+        return lease.progress.reposition(last_offset, context.again)
     return lease.progress.through(last_offset)
