@@ -30,6 +30,9 @@ class Reach(NamedTuple):
     makes: bool = False
     #: Whether it may open those without one, too.
     makes_unkeyed: bool = False
+    #: Whether it may open what is done (R2), and without a key hash, too.
+    redoes: bool = False
+    redoes_unkeyed: bool = False
 
     def has_key(self, key_hash: int) -> bool:
         """Whether this key hash is one of its keys."""
@@ -52,13 +55,14 @@ class Reach(NamedTuple):
 class Settling:
     """One record's entries, against what is done of a partition. `offset`: the record's, `seen`: as it says."""
 
-    __slots__ = ("_floor", "_offset", "_progress", "_reach", "_seen")
+    __slots__ = ("_again", "_floor", "_offset", "_progress", "_reach", "_seen")
 
     def __init__(self, progress: Progress, reach: Reach, offset: int, seen: int) -> None:
         self._progress = progress
         self._reach = reach
         self._offset = offset
         self._seen = min(seen, offset)
+        self._again = progress.again
         #: What `_are_done` asks for; None: not known.
         self._floor: int | None = None
 
@@ -92,7 +96,10 @@ class Settling:
 
     def open(self, first: int, last: int, key_hash: int | None, attempts: int) -> str:
         """These offsets wait for their next try: the code."""
-        return self._make(first, last, NO_KEY if key_hash is None else key_hash, attempts, None)
+        code = self._make(first, last, NO_KEY if key_hash is None else key_hash, attempts, None)
+        if self._reach.redoes and code == codes.OK:
+            self._progress.again = self._offset
+        return code
 
     def park(self, offset: int, key_hash: int, attempts: int, reason: str) -> str:
         """This offset is set aside: the code."""
@@ -105,9 +112,12 @@ class Settling:
         for low, high, hole in holes.parts(first, last):
             kept = key_hash
             if hole is None:
-                if not reach.may_make(key_hash):
+                if reach.redoes and reason is None and self._is_done(low, high, key_hash):
+                    if not self._may_redo(key_hash):
+                        return codes.FENCED
+                elif not reach.may_make(key_hash):
                     return codes.FENCED
-                if progress.has_passed_some(low, high, key_hash):
+                elif progress.has_passed_some(low, high, key_hash):
                     return codes.INDIVIDUAL_COMMIT_TOO_OLD
             elif not reach.has(hole, self._seen):
                 return codes.FENCED
@@ -120,6 +130,16 @@ class Settling:
         holes.carry_out(edit)
         progress.holes = holes
         return codes.OK
+
+    def _is_done(self, first: int, last: int, key_hash: int) -> bool:
+        """Whether P2 says so of these offsets, for this key hash; without one: for every key."""
+        return self._are_done(first, last) if key_hash == NO_KEY else self._progress.has_passed(first, key_hash)
+
+    def _may_redo(self, key_hash: int) -> bool:
+        """Whether what is done, and lies in no hole, opens (R2)."""
+        if self._seen <= self._again:
+            return False
+        return key_hash != NO_KEY or (self._reach.redoes_unkeyed and self._progress.piece_count == 1)
 
     def _are_done(self, first: int, last: int) -> bool:
         """Whether these offsets, which lie in no hole, are done for all keys of the sender; for every key without."""

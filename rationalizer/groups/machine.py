@@ -37,6 +37,7 @@ from rationalizer.groups.commits import Commits, Entry, Starts, reposition_entry
 from rationalizer.groups.group import Group, Member
 from rationalizer.groups.pieces import key_spans
 from rationalizer.holes import NO_KEY
+from rationalizer.levels import REDO_LEVEL
 from rationalizer.limits import HEAD_FIELDS, MAX_GROUP_PARTITIONS, MAX_MEMBERS
 from rationalizer.plane import ApplyContext, Bounds, Verdict
 from rationalizer.progress import Progress
@@ -498,6 +499,8 @@ class GroupPlane(KnownGroups):
             )
         else:
             reach = _OWNER_OF_ALL if context.pausing and not group.members else _OPERATOR
+            if message[0] >= REDO_LEVEL:
+                reach = reach._replace(redoes=True)
             settling = Settling(progress, reach, context.offset, seen)
         answers = settling.settle(done, opened, parked)
         if kept is None and progress.holes is not None:

@@ -35,6 +35,7 @@ from rationalizer.holes import NO_KEY
 from rationalizer.leases.canonical import load_leases
 from rationalizer.leases.lease import Lease
 from rationalizer.leases.shares import Share, Shares
+from rationalizer.levels import REDO_LEVEL
 from rationalizer.limits import HEAD_FIELDS, MAX_ID_BYTES, MAX_KEY_PIECES, MAX_OFFSET, MAX_TIME_MS, MAX_TOPIC_BYTES
 from rationalizer.plane import (
     ApplyContext,
@@ -63,6 +64,8 @@ LeaseKey = tuple[str, str, int]
 _CUTS_OF_A_SHARE = 2
 
 _OPERATOR = Reach(None)
+_REDO = Reach(None, redoes=True, redoes_unkeyed=True)
+_REDO_BY_KEY = Reach(None, redoes=True)
 _HOLDER = Reach(None, makes=True, makes_unkeyed=True)
 
 
@@ -198,14 +201,18 @@ class SharingRecords:
 
     def _settling_messages(self, message: Message, context: ApplyContext) -> Verdict:
         """H3: entries that settle messages, and the next batch (B5)."""
-        _, _, instance_id, client_id, group_id, topic, partition, epoch, seen, done, opened, parked, taking = message
+        version, _, instance_id, client_id, group_id, topic, partition, epoch, seen, done, opened, parked, taking = (
+            message
+        )
         key = (group_id, topic, partition)
         lease = self.leases.get(key)
         if epoch is None:
             progress = Progress() if lease is None else lease.progress
-            answers = Settling(progress, _OPERATOR, context.offset, seen).settle(done, opened, parked)
+            reach = _reach_of_operator(lease, version)
+            answers = Settling(progress, reach, context.offset, seen).settle(done, opened, parked)
             if codes.ACCEPTED.isdisjoint(answers):
                 return Verdict(codes.FENCED, False, answers)
+            self._with_more.add(key)
             return Verdict(codes.of_entries(answers), True, answers)
         share = share_of(lease, instance_id, client_id, epoch)
         if lease is None or (share is None and not lease.is_held_by(instance_id, client_id, epoch)):
@@ -240,6 +247,14 @@ def _take(lease: Lease, share: Share, seen: int, taking: Take, context: ApplyCon
     if stale:
         end_shares(lease, stale)
     return take(lease.progress, share.epoch, context.offset, *taking)
+
+
+def _reach_of_operator(lease: Lease | None, version: int) -> Reach:
+    """H2, and from version 5 on R2: without key hashes it opens what is done only where no share is by keys."""
+    if version < REDO_LEVEL:
+        return _OPERATOR
+    by_keys = lease is not None and lease.shares is not None and not lease.shares.by_batches
+    return _REDO_BY_KEY if by_keys else _REDO
 
 
 def _reach_of(share: Share) -> Reach:
