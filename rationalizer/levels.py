@@ -58,10 +58,10 @@ LEVELS: Final = (
     ),
     Level(
         5,
-        "done messages again",
+        "done messages again, a strategy of the group",
         (0, 4),
         records=(),
-        state=("lease.again", "progress.again"),
+        state=("lease.again", "progress.again", "settings.strategy"),
     ),
 )
 
@@ -94,7 +94,7 @@ CHECKPOINTS_LEVEL: Final = level_of_record("BeginCheckpoint")
 #: Holes and shares came with this level.
 SHARING_LEVEL: Final = level_of_record("SettlingMessages")
 
-#: What is done can be opened again since this level; records that ask for it are of this version (R2).
+#: What is done can be opened again, and a group's strategy set, since this level, by records of this version (R2, R5).
 REDO_LEVEL: Final = level_of_state("lease", "again")
 
 

@@ -325,7 +325,7 @@ LEASE: Final = Part(
 SETTINGS: Final = Part(
     "settings",
     *(
-        StateField(name, Rule(holds, "a value that it can have"), json=lambda value, _: _as_list(value))
+        StateField(name, Rule(holds, "a value that it can have"), json=lambda value, _: _as_list(value), always=True)
         for name, holds in ok.SETTING_RULES.items()
     ),
 )

@@ -196,6 +196,8 @@ def _group(row: object, bounds: Bounds) -> Group:
     strategy = said.strategy
     want(strategy in STRATEGIES if members else strategy is None, f"{named} has another strategy than it can have")
     group.strategy = strategy
+    wanted = group.settings.strategy
+    want(wanted in {None, strategy} if members else wanted in {None, *STRATEGIES}, f"{named} has another strategy set")
     _add_topics(named, group, said.topics)
     if said.checkpoints is None:
         partitions = [PARTITION.read(each, bounds.level, f"partition of {named}") for each in said.partitions]

@@ -132,12 +132,16 @@ DEFAULT_MAX_SESSION_TIMEOUT_MS: Final = 1_800_000
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What ConfigureGroup sets (G19); `accept_range_fetch`: topics that may be shared by key, sorted."""
+    """What ConfigureGroup sets (G19); `accept_range_fetch`: topics that may be shared by key, sorted.
+
+    `strategy`: the group's, whatever members name; None: the one that they name (R6).
+    """
 
     accept_individual_commit: bool = True
     accept_range_fetch: tuple[str, ...] = ()
     max_session_timeout_ms: int = DEFAULT_MAX_SESSION_TIMEOUT_MS
     max_individual_commits: int = MAX_INTERVALS
+    strategy: str | None = None
 
 
 class Member:

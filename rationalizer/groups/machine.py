@@ -251,6 +251,7 @@ class GroupPlane(KnownGroups):
         self.groups[group_id] = group
         others = settle(group, witness, context)
         names = frozenset([topic for topic, _ in topics])
+        strategy = group.settings.strategy or strategy
         values = (strategy, session_timeout_ms, share, pattern, names)
         replaced = _replaced(sender, instance_id, seen)
         same = False
@@ -294,7 +295,7 @@ class GroupPlane(KnownGroups):
         others = len(group.members) - len(gone) - (sender is not None)
         if strategy not in STRATEGIES:
             return codes.UNKNOWN_PARTITIONING_STRATEGY
-        if others and group.strategy != strategy:
+        if others and group.settings.strategy is None and group.strategy != strategy:
             return codes.INCONSISTENT_PARTITIONING_STRATEGY
         if session_timeout_ms > group.settings.max_session_timeout_ms:
             return codes.SESSION_TIMEOUT_TOO_HIGH
@@ -379,14 +380,16 @@ class GroupPlane(KnownGroups):
         return codes.OK
 
     def _configure_group(self, message: Message, context: ApplyContext) -> str:
-        """G19; elsewhere than at home it only says what kind of group it is (G2)."""
+        """G19, R7; elsewhere than at home it only says what kind of group it is (G2)."""
         group_id, pairs = message[4], message[HEAD_FIELDS]
+        found: dict[str, Any] = dict(pairs)
+        if found.get("strategy") is not None and found["strategy"] not in STRATEGIES:
+            return codes.UNKNOWN_PARTITIONING_STRATEGY
         group = self.groups.get(group_id)
         if group is None:
             group = self.groups[group_id] = Group(group_id)
         if not self._is_home(group_id):
             return codes.OK
-        found: dict[str, Any] = dict(pairs)
         if "accept_range_fetch" in found:
             found["accept_range_fetch"] = tuple(sorted(set(found["accept_range_fetch"])))
         before, group.settings = group.settings, replace(group.settings, **found)
@@ -394,7 +397,9 @@ class GroupPlane(KnownGroups):
             before.accept_individual_commit != group.settings.accept_individual_commit
             or before.accept_range_fetch != group.settings.accept_range_fetch
         )
-        if changed and group.members:
+        wanted = group.settings.strategy
+        if group.members and (changed or wanted not in {None, group.strategy}):
+            group.strategy = wanted or group.strategy
             self._rebalance(group, context, NOBODY_GOES)
         return codes.OK
 

@@ -155,6 +155,9 @@ def _kind_of(message: Message, level: int) -> Kind:
     if kind is None or kind.level > level:
         raise UnknownTypeError(f"type {number} is not known at level {level}")
     problem = kind.problem(own)
+    if problem is None and kind.type == ConfigureGroup.TYPE:
+        later = [name for name, _ in own[0] if ok.SETTING_VERSIONS.get(name, 0) > version]
+        problem = f"a record of version {version} knows no setting {later[0]}" if later else None
     if problem is not None:
         raise MalformedError(f"{kind.name}: {problem}", kind)
     return kind

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar, Final, NamedTuple, Self, cast
 
-from rationalizer.levels import REDO_LEVEL, SHARING_LEVEL, level_of_record
+from rationalizer.levels import GROUPS_LEVEL, REDO_LEVEL, SHARING_LEVEL, level_of_record
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.wire import wellformed as ok
 from rationalizer.wire.wellformed import Rule
@@ -292,8 +292,8 @@ class TopicsChanged(Record):
     topics: Topics
 
 
-#: A setting's value: a boolean, a number, or topics.
-Setting = bool | int | tuple[str, ...]
+#: A setting's value: a boolean, a number, topics, or a strategy.
+Setting = bool | int | tuple[str, ...] | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +305,11 @@ class ConfigureGroup(Record):
 
     TYPE: ClassVar[int] = 21
     settings: tuple[tuple[str, Setting], ...] = ()
+
+    @property
+    def version(self) -> int:
+        """The version it is written with: that of its newest setting."""
+        return max([GROUPS_LEVEL, *(ok.SETTING_VERSIONS.get(name, GROUPS_LEVEL) for name, _ in self.settings)])
 
     def own_fields(self) -> tuple[object, ...]:
         """The settings as on the wire: a map."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rationalizer.levels import REDO_LEVEL
 from rationalizer.limits import (
     FIRST_MARK,
     MAX_ATTEMPTS,
@@ -338,7 +339,11 @@ SETTING_RULES: Final[dict[str, Callable[[object], bool]]] = {
     "accept_range_fetch": are_shared_topics,
     "max_session_timeout_ms": is_session_timeout,
     "max_individual_commits": _is_interval_limit,
+    "strategy": lambda value: value is None or is_id(value),
 }
+
+#: Settings that records of older versions do not know: since which they do (R5).
+SETTING_VERSIONS: Final = {"strategy": REDO_LEVEL}
 
 
 def are_settings(value: object) -> bool:
@@ -453,8 +458,9 @@ REASON_OR_NIL: Final = Rule(
 SETTINGS: Final = Rule(
     are_settings,
     "a map of accept_individual_commit (a boolean), accept_range_fetch (an array of at most "
-    f"{MAX_SHARED_TOPICS} topics), max_session_timeout_ms ({MIN_SESSION_TIMEOUT_MS} … 2^31−1) and "
-    f"max_individual_commits (1 … {MAX_INTERVALS:,}), none of them due",
+    f"{MAX_SHARED_TOPICS} topics), max_session_timeout_ms ({MIN_SESSION_TIMEOUT_MS} … 2^31−1), "
+    f"max_individual_commits (1 … {MAX_INTERVALS:,}) and, of version {REDO_LEVEL}, strategy (nil or 1 … "
+    f"{MAX_ID_BYTES} bytes), none of them due",
 )
 
 
