@@ -200,7 +200,7 @@ TABLE: Final[tuple[CodeRow, ...]] = (
         False,
         "The lease has another holder or share, or another epoch. Of an entry that settles: it is not the sender's, "
         "or it changed since the sender looked; of what an operator settles: no entry was accepted.",
-        "B2, C5, C7, H2, H3, H4",
+        "B2, C5, C7, H2, H3, H4, R2",
     ),
     CodeRow(
         WRONG_MODE,
@@ -244,8 +244,20 @@ TABLE: Final[tuple[CodeRow, ...]] = (
     CodeRow(
         REPLACED, "JoinGroup", False, "A later instance of this client, which the sender had not seen, is there.", "G11"
     ),
-    CodeRow(UNKNOWN_PARTITIONING_STRATEGY, "JoinGroup", False, "The strategy is not one of G17's.", "G11, G17"),
-    CodeRow(INCONSISTENT_PARTITIONING_STRATEGY, "JoinGroup", False, "The other members have another strategy.", "G11"),
+    CodeRow(
+        UNKNOWN_PARTITIONING_STRATEGY,
+        "JoinGroup, ConfigureGroup",
+        False,
+        "The strategy is not one of G17's.",
+        "G11, G17, R5",
+    ),
+    CodeRow(
+        INCONSISTENT_PARTITIONING_STRATEGY,
+        "JoinGroup",
+        False,
+        "The other members have another strategy, and the group has none set.",
+        "G11, R6",
+    ),
     CodeRow(SESSION_TIMEOUT_TOO_HIGH, "JoinGroup", False, "The session is above the group's setting.", "G11, G19"),
     CodeRow(
         GROUP_FULL,

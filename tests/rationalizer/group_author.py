@@ -572,7 +572,12 @@ class GroupAuthor(Author):
             settings["accept_range_fetch"] = list(TOPICS)
             return self.record(21, self.admin_of(self.home[0]), self.home[0], settings)
         names = self.choose(((), tuple(settings), tuple(settings)[:2], *((name,) for name in settings)))
-        return self.record(21, self.admin_of(self.name()), self.name(), {name: settings[name] for name in names})
+        named = {name: settings[name] for name in names}
+        who, name = self.admin_of(self.name()), self.name()
+        if self.world.level < 5 or self.choose((False, False, True)):
+            return self.record(21, who, name, named)
+        named["strategy"] = self.choose((*STRATEGIES * 3, None, None, None, "", "mine", 7))
+        return shortest([self.choose((5,) * 9 + (2,)), 21, who[1], who[0], name, named])
 
     def pause(self) -> bytes:
         """Type 5: a pause, a longer or shorter one, or its end."""
@@ -640,8 +645,8 @@ class GroupAuthor(Author):
     def value(self) -> bytes | None:
         """Any of the above, in a mix that makes progress."""
         if self.world.level == 1 and self.choose((True, False, False)):
-            return record(33, ("admin", "1"), "g", self.choose((HIGHEST_LEVEL, HIGHEST_LEVEL, HIGHEST_LEVEL, 2)))
-        if self.world.level == 2 < HIGHEST_LEVEL and self.choose((True,) + (False,) * 19):
+            return record(33, ("admin", "1"), "g", self.choose((HIGHEST_LEVEL, HIGHEST_LEVEL, HIGHEST_LEVEL - 1, 2)))
+        if self.world.level in (2, HIGHEST_LEVEL - 1) and self.choose((True,) + (False,) * 19):
             return record(33, ("admin", "1"), "g", HIGHEST_LEVEL)
         if self.takes and self.world.level > 2 and self.choose((True, True, self.hand.takes_none_yet())):
             return self.hand.value()

@@ -79,11 +79,15 @@ class Entries:
         """0 … 3."""
         return [list(self.span(progress, mine)) for _ in range(self.choose((0, 0, 1, 1, 1, 2, 3)))]
 
-    def open(self, progress: KeyedProgress, mine: Sequence[Hole]) -> list[Any]:
-        """0 … 3."""
+    def open(self, progress: KeyedProgress, mine: Sequence[Hole], *, again: bool) -> list[Any]:
+        """0 … 3. again: half of them among what is done."""
         found = []
         for _ in range(self.choose((0, 0, 0, 1, 1, 2, 3))):
             first, last = self.span(progress, mine)
+            of_done: bool = again and self.choose((True, False))
+            if of_done:
+                first = max(0, min(TOP, progress.stable) - self.choose((0, 1, 2, 5)))
+                last = first + self.choose((0, 0, 1, 2))
             key_hash = None
             if not self.choose((True,) * (3 if self.with_spans else 1) + (False,) * (1 if self.with_spans else 5)):
                 hole = next((hole for hole in progress.holes if hole.first <= first <= hole.last), None)
@@ -100,13 +104,14 @@ class Entries:
             found.append([first, self.key_hash(hole), self.choose((1, 5, 7)), self.choose(REASONS)])
         return found
 
-    def all_three(self, progress: KeyedProgress, mine: Sequence[Hole]) -> list[Any]:
+    def all_three(self, progress: KeyedProgress, mine: Sequence[Hole], *, again: bool = False) -> list[Any]:
         """Of one record."""
-        return [self.done(progress, mine), self.open(progress, mine), self.parked(progress, mine)]
+        return [self.done(progress, mine), self.open(progress, mine, again=again), self.parked(progress, mine)]
 
     def seen(self, now: int, progress: KeyedProgress) -> int:
         """Mostly the present; or what a replica had that knows this hole, or not yet."""
         stale = [edge for hole in progress.holes for edge in (hole.since, hole.since + 1)]
+        stale = [max(0, progress.again), progress.again + 1, *stale]
         return self.choose((now,) * 12 + (*stale[:6], 0, now + 5, LARGEST))
 
 
@@ -135,7 +140,8 @@ class SharingAuthor(Author):
         lease = self.world.lease(key)
         if lease is None:
             return SharedLease()
-        progress = KeyedProgress().repositioned(lease.progress.stable).committed(lease.progress.ranges)
+        done = KeyedProgress(again=lease.again)
+        progress = done.repositioned(lease.progress.stable).committed(lease.progress.ranges)
         return SharedLease(lease.holder, lease.epoch, lease.heartbeat_interval_ms, lease.last_beat, progress)
 
     def sender(self, key: LeaseKey) -> tuple[Who, int]:
@@ -167,8 +173,11 @@ class SharingAuthor(Author):
         return now + self.choose((0, 1, 5, 20))
 
     def write(self, kind: int, who: Who, group: str, *fields: object) -> bytes:
-        """At level 4 all versions mean the same."""
-        return shortest([self.choose((4, 4, 4, 1, 3)), kind, who[1], who[0], group, *fields])
+        """At level 4 all versions mean the same; at level 5, too, but 5 of type 28."""
+        version = self.choose((4, 4, 4, 1, 3))
+        if self.world.level >= 5 or self.choose((False,) * 40 + (True,)):
+            version = self.choose((version, 5, 5) if kind == 28 else (version, version, 5))
+        return shortest([version, kind, who[1], who[0], group, *fields])
 
     # Records.
 
@@ -213,7 +222,7 @@ class SharingAuthor(Author):
         key = self.key()
         its = self.shared(key)
         free = [hole for hole in its.progress.holes if hole.owner is None]
-        entries = self.entries.all_three(its.progress, free)
+        entries = self.entries.all_three(its.progress, free, again=self.world.level >= 5)
         seen = self.entries.seen(self.world.next_offset, its.progress)
         return self.write(28, ("admin", "1"), key[0], *key[1:], None, seen, *entries, None)
 
@@ -285,7 +294,9 @@ class SharingAuthor(Author):
     def value(self) -> bytes | None:
         """In a mix that makes progress."""
         if self.world.level < 4 and self.choose((True, True, False)):
-            return record(33, ("admin", "1"), "g", self.choose((4, 4, 4, 3)))
+            return record(33, ("admin", "1"), "g", self.choose((5, 5, 5, 4, 4, 3)))
+        if self.world.level == 4 and self.choose((True,) + (False,) * 60):
+            return record(33, ("admin", "1"), "g", 5)
         is_late: bool = self.choose((True,) + (False,) * 20)
         if self.earlier and is_late:
             return self.choose(self.earlier[-10:])
@@ -294,7 +305,7 @@ class SharingAuthor(Author):
             *(self.claim_share,) * (1 if self.temper == "whole" else 6),
             *(self.claim,) * (4 if whole else 1),
             *(self.settle,) * 22,
-            *(self.operate,) * 4,
+            *(self.operate,) * (8 if self.world.level >= 5 else 4),
             *(self.beat,) * 4,
             *(self.let_go,) * 2,
             *(self.commit,) * 2,
@@ -330,7 +341,7 @@ class SettlingHand:
         group = author.known()
         who, member_id = author.sender(group)
         generation = author.generation(group)
-        if choose((False,) * 4 + (True,)) or not group.members:
+        if choose((False,) * (1 if author.world.level >= 5 else 4) + (True,)) or not group.members:
             who, member_id = author.admin_of(group.name), choose(("",) * 9 + (member_id,))
         slot = next((member.slot for member in group.members if member.member_id == member_id), -1)
         place = self.place(group, slot)
@@ -341,9 +352,10 @@ class SettlingHand:
             for hole in progress.holes
             if hole.key_hash is not None and any(piece.low <= hole.key_hash <= piece.high for piece in mine)
         ]
-        entries = self.entries.all_three(progress, holes)
+        entries = self.entries.all_three(progress, holes, again=author.world.level >= 5 and not member_id)
         seen = self.entries.seen(author.world.next_offset, progress)
-        value = [choose((4, 4, 4, 2)), 29, who[1], who[0], group.name, member_id, generation, seen, *place, *entries]
+        version = choose((4, 4, 4, 2)) if author.world.level < 5 else choose((5, 5, 5, 5, 4, 2))
+        value = [version, 29, who[1], who[0], group.name, member_id, generation, seen, *place, *entries]
         return shortest(value)
 
     def place(self, group: Group, slot: int) -> tuple[str, int]:

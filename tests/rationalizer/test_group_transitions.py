@@ -66,6 +66,7 @@ for each in other_records(("1", "c", "g")):
 OTHERS = {
     ("CommitOffsets, pausing", "PARTIAL", None): "admin sets flights:0[1-5]",
     ("ConfigureGroup", "OK", Effect.CHANGED_TARGETS): "c1 configures accept_individual_commit=no",
+    ("ConfigureGroup", "UNKNOWN_PARTITIONING_STRATEGY", None): "c1 configures strategy=mine",
 }
 OF_MEMBERS = {
     ("JoinGroup, ", "ALREADY_MEMBER", Effect.BEAT): A,

@@ -57,7 +57,17 @@ OF_SHARING = [
     "sharing_positions",
     "sharing_silence",
 ]
-NAMES = sorted([*OF_LEASES, *OF_GROUPS, *OF_CHECKPOINTS, *OF_SHARING])
+OF_REDO = [
+    "redo_batches",
+    "redo_group",
+    "redo_keys",
+    "redo_range",
+    "redo_seen",
+    "redo_strategy",
+    "redo_strategy_kept",
+    "redo_upgrade",
+]
+NAMES = sorted([*OF_LEASES, *OF_GROUPS, *OF_CHECKPOINTS, *OF_SHARING, *OF_REDO])
 
 
 def test_all_examples_are_here() -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from rationalizer import ConfigureGroup, JoinGroup, Outcome, Record, World
 from rationalizer.groups.group import Group, Member
+from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.routing import route_group
 from rationalizer.state import GROUP
 from rationalizer.wire.wellformed import REACHED_AND_LEAVES
@@ -91,7 +92,8 @@ class Seen:
             )
             for slot, each in group.members.items()
         }
-        everything = tuple(GROUP.row(group, world.level)) if group.weight < LARGE else None
+        # In the form of one level: that an Upgrade changes the form is no change.
+        everything = tuple(GROUP.row(group, SUPPORTED_LEVEL)) if group.weight < LARGE else None
         state = group.state(log_time)
         checkpoints = group.checkpoints
         barrier = None if checkpoints is None or checkpoints.barrier is None else checkpoints.barrier.id

@@ -55,7 +55,7 @@ from rationalizer.levels import FIRST_LEVEL, GROUPS_LEVEL
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.progress import Progress
 from rationalizer.state import MEMBER, PARTITION, Part
-from rationalizer.wire.records import KINDS
+from rationalizer.wire.records import KINDS, Setting
 from rationalizer.wire.wellformed import (
     COMMIT,
     END,
@@ -213,15 +213,19 @@ def _generation(generation: int, present: int) -> list[str]:
     return [] if generation == present else [f"generation={generation}"]
 
 
-def _setting(name: str, text: str) -> bool | int | tuple[str, ...]:
+def _setting(name: str, text: str) -> Setting:
+    if name == "strategy":
+        return None if text == "none" else text
     if name == "accept_range_fetch":
         return tuple(text.split(",")) if text else ()
     return text == "yes" if text in ("yes", "no") else int(text)
 
 
-def _setting_words(value: bool | int | tuple[str, ...]) -> str:
+def _setting_words(value: Setting) -> str:
     if isinstance(value, tuple):
         return ",".join(value)
+    if value is None:
+        return "none"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 

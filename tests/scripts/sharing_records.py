@@ -4,6 +4,7 @@
     settles flights:0 [done=10-19,21] [open=12-14*2,15(1/3)*1] [park=16(1/3)*5~ValueError] [take=50/999[/once]]
                                             SettlingMessages with the sender's epoch; epoch=nil: as an operator
     settles offsets flights:0 …             SettleOffsets; as=operator: as an operator
+    settles … redo=yes                      of version 5: an operator opens what is done
 
 An offset may have a key hash, (1/3) or (#7), and attempts, *2. seen= is the next offset unless named. singles=1..9
 opens 1, 3 … 9, each by itself; settles offsets: with its offset as key hash.
@@ -62,14 +63,15 @@ def sharing_record_of(
         return ClaimingShare(*ids, *name, int(options.pop("hi", "1000")), lo, hi, start)
     seen = int(options.pop("seen", known.next_offset()))
     done, opened, parked = _entries(options, verb == "settles offsets")
+    redo = options.pop("redo", "no") == "yes"
     if verb == "settles":
         named = options.pop("epoch", str(known.epoch((group, *name), sender)))
         take = _take(options.pop("take")) if "take" in options else None
         epoch = None if named == "nil" else int(named)
-        return SettlingMessages(*ids, *name, epoch, seen, done, opened, parked, take)
+        return SettlingMessages(*ids, *name, epoch, seen, done, opened, parked, take, redo)
     generation = int(options.pop("generation", known.generation(group)))
     member_id = "" if options.pop("as", "") == "operator" else options.pop("member", known.member_id(group, sender))
-    return SettleOffsets(*ids, member_id, generation, seen, *name, done, opened, parked)
+    return SettleOffsets(*ids, member_id, generation, seen, *name, done, opened, parked, redo)
 
 
 def sharing_words_of(record: Record) -> str | None:
@@ -87,6 +89,7 @@ def sharing_words_of(record: Record) -> str | None:
     words += [f"open={','.join(opened)}"] if opened else []
     parked = [f"{offset}{_key_words(key)}*{attempts}~{reason}" for offset, key, attempts, reason in record.parked]
     words += [f"park={','.join(parked)}"] if parked else []
+    words += ["redo=yes"] if record.redo else []
     if isinstance(record, SettleOffsets):
         words += [f"member={record.member_id}"] if record.member_id else ["as=operator"]
         return " ".join([*words, f"generation={record.generation}"])
@@ -164,11 +167,12 @@ def share_words(lease: Lease, log_time: int, name_of: Callable[[str, str], str])
 
 
 def hole_words(progress: Progress) -> list[str]:
-    """holes=10-19*1@3>2,120(1/3)*5@7~ValueError: attempts, since, owner, reason."""
+    """holes=10-19*1@3>2,120(1/3)*5@7~ValueError: attempts, since, owner, reason. again=12."""
     found = [_hole_words(hole) for hole in progress.open]
+    again = [] if progress.again < 0 else [f"again={progress.again}"]
     if not found:
-        return []
-    return [f"holes={','.join(found) if len(found) <= MANY_HOLES else f'{len(found)} of them'}"]
+        return again
+    return [f"holes={','.join(found) if len(found) <= MANY_HOLES else f'{len(found)} of them'}", *again]
 
 
 def _hole_words(hole: Hole) -> str:

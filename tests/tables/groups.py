@@ -27,6 +27,7 @@ from rationalizer.codes import (
     TOO_MANY_CHECKPOINTS,
     UNKNOWN_CHECKPOINT,
     UNKNOWN_CONSUMER,
+    UNKNOWN_PARTITIONING_STRATEGY,
     WRONG_KIND,
     WRONG_MODE,
 )
@@ -180,11 +181,11 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     Transition(
         "ConfigureGroup",
         Who.ANYONE,
-        _does(Effect.MADE),
-        _does(Effect.CHANGED),
-        (*_does(Effect.CHANGED), *_does(Effect.CHANGED_TARGETS)),
+        (*_does(Effect.MADE), *_refused(UNKNOWN_PARTITIONING_STRATEGY)),
+        (*_does(Effect.CHANGED), *_refused(UNKNOWN_PARTITIONING_STRATEGY)),
+        (*_does(Effect.CHANGED), *_does(Effect.CHANGED_TARGETS), *_refused(UNKNOWN_PARTITIONING_STRATEGY)),
         (),
-        "G2, G19",
+        "G2, G19, R5, R7",
     ),
     _alike("ReleaseGroup", Effect.PAUSED, "C10"),
     Transition(

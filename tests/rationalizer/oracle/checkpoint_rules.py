@@ -178,7 +178,7 @@ def begin(group: Group | None, record: Judged, moment: Moment) -> Verdict:
             (Kept(moment.offset, moment.log_time, PINNED),),
             initial={place: progress.initial for place, progress in group.progress.items()},
             versions={
-                place: (Version(moment.offset, NO_STATES, replace(progress, initial=-1)),)
+                place: (Version(moment.offset, NO_STATES, replace(progress, initial=-1, again=-1)),)
                 for place, progress in group.progress.items()
             },
         )

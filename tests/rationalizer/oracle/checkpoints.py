@@ -200,7 +200,7 @@ def version_rows(known: Checkpoints, place: TopicPartition) -> list[Any]:
     """S1: `initial` or nil, and the versions."""
     rows: list[Any] = [known.initial.get(place)]
     for version in known.versions.get(place, ()):
-        _, *progress = version.progress.canonical()
+        _, *progress = version.progress.canonical(1)
         rows.append([version.checkpoint, [list(part) for part in version.states], *progress])
     return rows
 

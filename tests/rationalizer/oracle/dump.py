@@ -133,6 +133,7 @@ def _lease(world: OracleWorld, lease: OracleLease) -> dict[str, Any]:
             if shares or holes
             else {}
         ),
+        **({} if lease.again == -1 else {"again": lease.again}),
     }
 
 

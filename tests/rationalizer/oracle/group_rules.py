@@ -111,7 +111,9 @@ def join(known: Group | None, record: Judged, moment: Moment) -> Verdict:
         return Verdict(False, "UNKNOWN_PARTITIONING_STRATEGY", known)
     gone = gone_with(group, sender, moment.log_time)
     others = [member for member in group.members if member != sender and member not in gone]
-    if others and group.strategy != strategy:
+    if group.settings.strategy is not None:  # R6
+        strategy = group.settings.strategy
+    elif others and group.strategy != strategy:
         return Verdict(False, "INCONSISTENT_PARTITIONING_STRATEGY", known)
     if session > group.settings.max_session_timeout_ms:
         return Verdict(False, "SESSION_TIMEOUT_TOO_HIGH", known)
@@ -322,6 +324,8 @@ def settle_of_an_operator(group: Group, record: Judged, moment: Moment) -> Verdi
         min(seen, moment.offset),
         moment.offset,
     )
+    if record.version >= 5:  # R2: "where the key hash is nil, if the record is a 28"
+        by = replace(by, redoes=lambda _, key_hash: key_hash is not None)
     codes, after = settle_entries(group, (topic, partition), entries, by)
     if not any(map(settles, codes)):
         return Verdict(False, "FENCED", group, entries=codes)
@@ -350,6 +354,8 @@ def settle_entries(
 
 def configure(known: Group | None, record: Judged, moment: Moment) -> Verdict:
     """G19; type 21 buries no member (G8)."""
+    if names_no_strategy(record):
+        return Verdict(False, "UNKNOWN_PARTITIONING_STRATEGY", known)
     before = known if known is not None else Group(record.group)
     settings: dict[str, Any] = record.fields[0]
     after = replace(before, settings=before.settings.changed(settings))
@@ -357,9 +363,16 @@ def configure(known: Group | None, record: Judged, moment: Moment) -> Verdict:
         after.settings.accept_individual_commit,
         after.settings.accept_range_fetch,
     )
+    if after.members and after.settings.strategy not in (None, after.strategy):  # R7
+        after, changed = replace(after, strategy=after.settings.strategy), True
     if changed and after.members:
         after = rebalance(after, moment.offset)
     return Verdict(True, "OK", after)
+
+
+def names_no_strategy(record: Judged) -> bool:
+    """R5: "another name"."""
+    return record.fields[0].get("strategy") not in (None, *STRATEGIES)
 
 
 def reposition(known: Group | None, record: Judged, moment: Moment) -> Verdict:
@@ -377,12 +390,12 @@ def reposition(known: Group | None, record: Judged, moment: Moment) -> Verdict:
         return Verdict(True, code_of_all(answers), group, entries=answers)
     codes = []
     for fields in record.fields[3]:
-        code, group = reposition_entry(group, Entry(*fields))
+        code, group = reposition_entry(group, Entry(*fields), moment)
         codes.append(code)
     return Verdict(True, code_of_all(codes), group, entries=tuple(codes))
 
 
-def reposition_entry(group: Group, entry: Entry) -> tuple[str, Group]:
+def reposition_entry(group: Group, entry: Entry, moment: Moment) -> tuple[str, Group]:
     """G21: one entry; through replaces the progress, as in C11."""
     if entry.action != 0 or (entry.low, entry.high) != (0, LARGEST_HASH) or entry.ranges:
         return "NOT_ASSIGNED", group
@@ -391,6 +404,8 @@ def reposition_entry(group: Group, entry: Entry) -> tuple[str, Group]:
     # C11: REPOSITIONED "where done_through, ranges or granted changed by it, else OK"
     was, now = ((each.through, each.ranges, each.holes) for each in (before, after))
     code = "OK" if was == now else "REPOSITIONED"
+    if code == "REPOSITIONED" and moment.level >= 5:  # R1
+        after = replace(after, again=moment.offset)
     return code, with_progress(group, entry, after.noted(entry.metadata))
 
 

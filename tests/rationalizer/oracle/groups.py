@@ -34,6 +34,8 @@ class Settings:
     accept_range_fetch: tuple[str, ...] = ()
     max_session_timeout_ms: int = 1_800_000
     max_individual_commits: int = 60_000
+    #: R5.
+    strategy: str | None = None
 
     def changed(self, settings: Mapping[str, Any]) -> Settings:
         """Missing keys stay as they are; topics are a set, here in their canonical order."""
@@ -343,7 +345,7 @@ def canonical(group: Group, level: int = HIGHEST_LEVEL) -> list[Any]:
         if group.checkpoints is not None:
             partitions.append([topic, number, pieces, *version_rows(group.checkpoints, (topic, number))])
         else:
-            partitions.append([topic, number, pieces, None if progress is None else progress.canonical()])
+            partitions.append([topic, number, pieces, None if progress is None else progress.canonical(level)])
     return [
         group.name,
         group.generation,
@@ -353,6 +355,7 @@ def canonical(group: Group, level: int = HIGHEST_LEVEL) -> list[Any]:
             list(settings.accept_range_fetch),
             settings.max_session_timeout_ms,
             settings.max_individual_commits,
+            *([settings.strategy] if level >= 5 else []),
         ],
         [[topic, group.topics[topic]] for topic in in_order(group.topics)],
         members,
@@ -396,6 +399,7 @@ def shown(cp: int, group: Group, now: int) -> dict[str, Any]:
             "accept_range_fetch": list(settings.accept_range_fetch),
             "max_session_timeout_ms": settings.max_session_timeout_ms,
             "max_individual_commits": settings.max_individual_commits,
+            **({} if settings.strategy is None else {"strategy": settings.strategy}),
         },
         "topics": {topic: group.topics[topic] for topic in in_order(group.topics)},
         "members": members,
@@ -416,6 +420,7 @@ def _shown_partition(group: Group, place: TopicPartition) -> dict[str, Any]:
             "ranges": [list(span) for span in progress.ranges],
             "metadata": progress.metadata,
             **({"holes": [hole.shown() for hole in progress.holes]} if progress.holes else {}),
+            **({} if progress.again == -1 else {"again": progress.again}),
         }
     return {
         "topic": place[0],

@@ -126,6 +126,8 @@ class Settler:
     keys: Sequence[Span] = (EVERY_KEY,)
     #: H4, "of a member before that": by the key hashes that an entry has to do with, and whether it makes holes.
     refuses: Callable[[Sequence[int], bool], str | None] = lambda _hashes, _makes: None
+    #: R2: an operator's record of version 5; whether it opens what is done with this key hash (nil: None).
+    redoes: Callable[[KeyedProgress, int | None], bool] | None = None
 
     def may(self, hole: Hole) -> bool:
         """H2."""
@@ -136,15 +138,17 @@ def settle(
     progress: KeyedProgress, done: list[Any], open_: list[Any], parked: list[Any], by: Settler
 ) -> tuple[tuple[str, ...], KeyedProgress]:
     """H3: the entries in order, each against what those before it left."""
-    codes = []
+    codes, again = [], progress.again
     for first, last in done:
         code, progress = _done(progress, first, last, by)
         codes.append(code)
     entries = [(first, last, key_hash, attempts, None) for first, last, key_hash, attempts in open_]
     entries += [(offset, offset, key_hash, attempts, reason) for offset, key_hash, attempts, reason in parked]
-    for entry in entries:
-        code, progress = _opened(progress, *entry, by)
+    for number, entry in enumerate(entries):
+        code, progress = _opened(progress, *entry, by, again)
         codes.append(code)
+        if by.redoes is not None and number < len(open_) and code == "OK":  # R2
+            progress = replace(progress, again=by.now)
     return tuple(codes), progress
 
 
@@ -182,6 +186,7 @@ def _opened(
     attempts: int,
     reason: str | None,
     by: Settler,
+    again: int,
 ) -> tuple[str, KeyedProgress]:
     cut = parts(first, last, progress)
     refused = by.refuses(_hashes(cut) + ([] if key_hash is None else [key_hash]), True)
@@ -190,6 +195,12 @@ def _opened(
     for low, _, hole in cut:
         if hole is not None and not by.may(hole):
             return "FENCED", progress
+        if hole is None and by.redoes is not None and reason is None:
+            keys = EVERY_KEY if key_hash is None else (key_hash, key_hash)
+            if done_for(progress, keys, low):  # "it is done, as P2 says, for the entry's key hash (nil: for every key)"
+                if by.seen > again and by.redoes(progress, key_hash):
+                    continue
+                return "FENCED", progress
         if hole is None and not by.makes(key_hash):
             return "FENCED", progress
         if hole is None:

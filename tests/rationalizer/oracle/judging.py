@@ -22,6 +22,7 @@ class Moment:
     other_partitions: int = 0
     #: Whether the record's client_id has the group paused in this CP (C10, G21).
     pausing: bool = False
+    level: int = 1
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ class KeyedProgress:
     ranges: tuple[Span, ...] = ()
     metadata: str | None = None
     holes: Holes = ()
+    #: R1; −1: none.
+    again: int = -1
 
     @property
     def stable(self) -> int:
@@ -82,14 +84,16 @@ class KeyedProgress:
                 kept.append((low, high, offset))
         return replace(self, through=tuple(kept), ranges=tuple(spans))
 
-    def canonical(self) -> list[Any]:
+    def canonical(self, level: int) -> list[Any]:
         """S1."""
+        holes = [hole.row() for hole in self.holes]
         return [
             self.initial,
             [list(piece) for piece in self.through],
             [list(span) for span in self.ranges],
             self.metadata,
-            *([[hole.row() for hole in self.holes]] if self.holes else []),
+            *([holes] if holes or level >= 5 else []),
+            *([self.again] if level >= 5 else []),
         ]
 
 

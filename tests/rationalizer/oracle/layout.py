@@ -142,6 +142,7 @@ SETTINGS: dict[str, Check] = {
     "accept_range_fetch": a_set_of_topics,
     "max_session_timeout_ms": a_session,
     "max_individual_commits": int_between(1, 60_000),
+    "strategy": or_nil(a_strategy),  # R5; in a record of version 1 to 4 it is unknown
 }
 
 # The fields of section 7.
@@ -267,7 +268,13 @@ TOGETHER: dict[str, Check] = {
     "SettleOffsets": settled_is_sound,
 }
 # What each level adds (E6).
-TYPES_OF_LEVEL = {1: TYPES, 2: GROUP_TYPES, 3: CHECKPOINT_TYPES, 4: SHARING_TYPES}
+TYPES_OF_LEVEL: dict[int, dict[int, tuple[str, list[Check]]]] = {
+    1: TYPES,
+    2: GROUP_TYPES,
+    3: CHECKPOINT_TYPES,
+    4: SHARING_TYPES,
+    5: {},
+}
 
 HIGHEST_LEVEL = max(TYPES_OF_LEVEL)
 # What each level above 2 adds to the state of a group, at the end of its row (S1, D3): default, and check. A row is
@@ -296,6 +303,8 @@ class Judged:
     client: str = ""
     group: str = ""
     fields: tuple[Any, ...] = ()
+    #: It counts for types 21, 28 and 29 alone.
+    version: int = 0
 
     @property
     def well_formed(self) -> bool:
@@ -365,10 +374,12 @@ def judge(value: bytes | None, level: int, cp: int, partitions: int) -> Judged:
         return Judged("MALFORMED", name)
     if name == "AnswerBarrier" and fields[3] == 0 and fields[4] != []:  # "entries beside answer 0"
         return Judged("MALFORMED", name)
+    if name == "ConfigureGroup" and version < 5 and "strategy" in fields[0]:  # R5
+        return Judged("MALFORMED", name)
     if name in TOGETHER and not TOGETHER[name](fields):
         return Judged("MALFORMED", name)
     code = None if _at_home(name, group, fields, cp, partitions) else "WRONG_PARTITION"
-    return Judged(code, name, instance, client, group, tuple(fields))
+    return Judged(code, name, instance, client, group, tuple(fields), version)
 
 
 def _at_home(name: str, group: str, fields: list[Any], cp: int, partitions: int) -> bool:

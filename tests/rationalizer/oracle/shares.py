@@ -113,6 +113,7 @@ class At:
     pausing: bool
     #: Another client has the group paused.
     paused_by_another: bool
+    level: int
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,8 @@ def position(lease: SharedLease, share_epoch: int | None, at: At, last_offset: i
             after.holes,
             granted,
         )
+        if not same and at.level >= 5:  # R1
+            after = replace(after, again=at.offset)
         return "OK" if same else "REPOSITIONED", replace(lease, progress=after, granted=granted)
     if last_offset < before.stable:
         return "OFFSET_REGRESSION", lease
@@ -297,7 +300,7 @@ def settle_messages(known: SharedLease | None, record: Judged, at: At) -> Answer
     _, _, epoch, seen, done, open_, parked, take = record.fields
     seen = min(seen, at.offset)
     if epoch is None:
-        return _by_an_operator(known, at, seen, done, open_, parked)
+        return _by_an_operator(known, at, seen, done, open_, parked, record.version)
     refused = refusal(known, record, epoch)
     if refused is not None or known is None:
         return Answer(False, refused or "NOT_HELD", known)
@@ -320,10 +323,23 @@ def settle_messages(known: SharedLease | None, record: Judged, at: At) -> Answer
 
 
 def _by_an_operator(
-    known: SharedLease | None, at: At, seen: int, done: list[Any], open_: list[Any], parked: list[Any]
+    known: SharedLease | None,
+    at: At,
+    seen: int,
+    done: list[Any],
+    open_: list[Any],
+    parked: list[Any],
+    version: int,
 ) -> Answer:
-    by = Settler(lambda hole: hole.owner is None, lambda _: False, seen, at.offset)
     lease = known if known is not None else SharedLease()
+    by_keys = any(share.keys is not None for share in lease.shares)
+
+    def redoes(progress: KeyedProgress, key_hash: int | None) -> bool:
+        return key_hash is not None or (len(progress.through) == 1 and not by_keys)
+
+    by = Settler(lambda hole: hole.owner is None, lambda _: False, seen, at.offset)
+    if version >= 5:
+        by = replace(by, redoes=redoes)
     codes, progress = settle(lease.progress, done, open_, parked, by)
     fine = [code in ("OK", "DUPLICATE_COMMIT") for code in codes]
     if not any(fine):

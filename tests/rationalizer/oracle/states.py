@@ -58,7 +58,7 @@ def are_groups(rows: list[Any], cp: int, partitions: int, next_offset: int, log_
         names == in_order(names)
         and taken <= MOST_PARTITIONS
         # G2: outside its home a group is a mark, without the map
-        and all(home_of_group(row[0], partitions) == cp or row == canonical(Group(row[0])) for row in rows)
+        and all(home_of_group(row[0], partitions) == cp or row == canonical(Group(row[0]), level) for row in rows)
     )
 
 
@@ -83,7 +83,7 @@ def is_group(row: Any, next_offset: int, log_time: int, level: int) -> bool:
     if not fits(row, [an_id, generation, lambda item: item in (None, *STRATEGIES), a_list, a_list, a_list, a_list]):
         return False
     name, generation_, strategy, settings, topics, members, places = row
-    if not are_settings(settings) or not all(fits(pair, [a_topic, a_count]) for pair in topics):
+    if not are_settings(settings, level) or not all(fits(pair, [a_topic, a_count]) for pair in topics):
         return False
     if not all(is_member(member, name, generation_, next_offset, log_time) for member in members):
         return False
@@ -97,6 +97,8 @@ def is_group(row: Any, next_offset: int, log_time: int, level: int) -> bool:
         if known[2] is not None and not may_be_open(known, places):
             return False
     elif not all(fits(place, [a_topic, a_partition, a_list, or_nil(a_list)]) for place in places):
+        return False
+    if level >= 5 and settings[4] not in ((None, strategy) if members else (None, *STRATEGIES)):  # R5, R6
         return False
     return (
         (strategy is None) == (members == [])
@@ -121,9 +123,9 @@ def ascending(names: list[Any]) -> bool:
     return names == sorted(set(names))
 
 
-def are_settings(item: Any) -> bool:
+def are_settings(item: Any, level: int) -> bool:
     """G19, in the order of S1."""
-    names = list(Settings().__dict__)
+    names = list(Settings().__dict__)[: 5 if level >= 5 else 4]
     return fits(item, [SETTINGS[name] for name in names]) and item[1] == in_order(item[1])
 
 
@@ -194,7 +196,7 @@ def is_place(
     touching = [(one, other) for one, other in pairwise(pieces) if one[1] + 1 == other[0]]
     if any(one[2:] == other[2:] for one, other in touching):
         return False
-    return takes_checkpoints or progress is None or is_keyed_progress(progress, next_offset if level >= 4 else 0)
+    return takes_checkpoints or progress is None or is_keyed_progress(progress, next_offset, level)
 
 
 def subscribes(member: list[Any], topic: str, members: list[Any]) -> bool:
@@ -218,17 +220,26 @@ def is_piece(row: Any, generation: int, slots: list[int], subscribers: list[int]
     )
 
 
-def is_keyed_progress(row: Any, next_offset: int) -> bool:
-    """[initial, [[lo, hi, offset or −1]], [[first, last]], metadata or nil]; with holes where next_offset is not 0."""
-    if isinstance(row, list) and len(row) == 5 and next_offset:
+def is_keyed_progress(row: Any, next_offset: int, level: int) -> bool:
+    """[initial, [[lo, hi, offset or −1]], [[first, last]], metadata or nil]; with holes, and at level 5 with again."""
+    if level >= 5:
+        if not isinstance(row, list) or len(row) != 6 or not is_again(row[5], next_offset):
+            return False
+        row = row[:5]
+    if isinstance(row, list) and len(row) == 5 and level >= 4:
         *row, holes = row
-        if not a_list(holes) or not holes or not are_holes(holes, set(), next_offset):
+        if not a_list(holes) or (not holes and level < 5) or not are_holes(holes, set(), next_offset):
             return False
         if any(hole[5] == -1 for hole in holes):  # H4
             return False
     if not fits(row, [int_between(-1, LARGEST_OFFSET), a_list, a_list, some_metadata]) or not a_last_offset(row[0]):
         return False
     return is_progress(row[1], row[2], -1) and len(row[1]) <= MOST_PIECES
+
+
+def is_again(item: Any, next_offset: int) -> bool:
+    """R1: an offset that is passed, or −1."""
+    return int_between(-1, min(next_offset - 1, LARGEST_OFFSET))(item)
 
 
 def is_state(data: bytes, partitions: int, highest_level: int = HIGHEST_LEVEL) -> bool:
@@ -280,4 +291,8 @@ def _is_lease(row: Any, next_offset: int, log_time: int, level: int) -> bool:
         return False
     if row[6] == 0 and row[10] != -1:  # nothing was granted (C12)
         return False
+    if level >= 5:
+        if len(added) != 3 or not is_again(added[2], next_offset):
+            return False
+        added = [] if added[:2] == [[], []] else added[:2]
     return added == [] or (level >= 4 and are_shares_and_holes(row, added, next_offset, log_time))

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import xxhash
 
 from tests.rationalizer.oracle import shares as of_shares
-from tests.rationalizer.oracle.group_rules import judge_at_home, may_be_forgotten
+from tests.rationalizer.oracle.group_rules import judge_at_home, may_be_forgotten, names_no_strategy
 from tests.rationalizer.oracle.groups import Group, canonical
 from tests.rationalizer.oracle.holes import Hole
 from tests.rationalizer.oracle.judging import Moment
@@ -63,6 +63,8 @@ class OracleLease:
     heartbeat_interval_ms: int
     last_beat: int
     progress: OracleProgress
+    #: R1; −1: none.
+    again: int
     #: Of a lease that shares or holes have touched; the others say the same as it.
     shared: of_shares.SharedLease | None = None
 
@@ -85,13 +87,14 @@ class OracleLease:
             return "fresh"
         return "unknown" if age <= 2 * self.heartbeat_interval_ms else "stale"
 
-    def canonical(self) -> list[Any]:
+    def canonical(self, level: int) -> list[Any]:
         """S1."""
         client, instance = self.holder or (None, None)
         head = [*self.key, client, instance, self.epoch, self.heartbeat_interval_ms, self.last_beat]
         done = [list(piece) for piece in self.done_through]
         shares, holes = ([each.row() for each in some] for some in self.added)
-        more = [shares, holes] if shares or holes else []
+        more: list[Any] = [shares, holes] if shares or holes or level >= 5 else []
+        more += [self.again] if level >= 5 else []
         return [*head, done, [list(span) for span in self.progress.ranges], self.progress.granted, *more]
 
 
@@ -172,7 +175,8 @@ class OracleWorld:
             its = self.shared[key]
             progress = OracleProgress(its.progress.stable, its.progress.ranges, its.granted)
             return OracleLease(
-                key, its.holder, its.epoch, its.heartbeat_interval_ms, its.last_beat, progress, shared=its
+                *(key, its.holder, its.epoch, its.heartbeat_interval_ms, its.last_beat, progress),
+                *(its.progress.again, its),
             )
         facts = self.facts.get(key)
         if not facts:
@@ -189,6 +193,7 @@ class OracleWorld:
             heartbeat_interval_ms=[fact for fact in facts if fact.kind == "claimed"][-1].what,
             last_beat=beats[-1].time,
             progress=progress_from(self._steps(key)),
+            again=max((fact.offset for fact in facts if fact.kind == "again"), default=-1),
         )
 
     def _steps(self, key: LeaseKey) -> list[Step]:
@@ -222,7 +227,7 @@ class OracleWorld:
 
     def snapshot(self) -> bytes:
         """S1."""
-        leases = [lease.canonical() for lease in self.leases()]
+        leases = [lease.canonical(self.level) for lease in self.leases()]
         pauses = [[pause.group, pause.client, pause.expires] for pause in self.pauses()]
         head = [1, self.partition, self.next_offset, self.log_time, self.level]
         return shortest([*head, leases, pauses, [canonical(group, self.level) for group in self.coordinated()]])
@@ -284,7 +289,7 @@ class OracleWorld:
 
     def _at(self, record: Judged) -> of_shares.At:
         pausing, paused_by_another = self._pausing(record), self._paused_by_another(record)
-        return of_shares.At(self.offsets[-1], self.log_time, pausing, paused_by_another)
+        return of_shares.At(self.offsets[-1], self.log_time, pausing, paused_by_another, self.level)
 
     def _of_a_shared_lease(self, record: Judged) -> OracleOutcome:
         """Types 22 and 28; the first that is accepted takes the lease out of the facts."""
@@ -292,7 +297,8 @@ class OracleWorld:
         known = self.shared.get(key)
         if known is None and key in self.facts:
             found = self._known(key)
-            raised = KeyedProgress(through=((0, LARGEST_HASH, found.progress.stable),), ranges=found.progress.ranges)
+            through = ((0, LARGEST_HASH, found.progress.stable),)
+            raised = KeyedProgress(through=through, ranges=found.progress.ranges, again=found.again)
             known = of_shares.SharedLease(
                 found.holder,
                 found.epoch,
@@ -350,6 +356,12 @@ class OracleWorld:
         """Section 5, at the group's home; elsewhere only ConfigureGroup gets here, and leaves a mark (G2)."""
         if home_of_group(record.group, self.partitions) != self.partition:
             assert record.type == "ConfigureGroup"
+            if names_no_strategy(record):  # R5, "elsewhere than at home too"
+                return OracleOutcome(
+                    *(False, "UNKNOWN_PARTITIONING_STRATEGY", record.type, None, self.log_time),
+                    generation=self.groups[record.group].generation if record.group in self.groups else None,
+                    of_a_group=True,
+                )
             mark = self.groups.setdefault(record.group, Group(record.group))
             return OracleOutcome(
                 True, "OK", record.type, None, self.log_time, generation=mark.generation, of_a_group=True
@@ -377,7 +389,7 @@ class OracleWorld:
     def _moment(self, record: Judged) -> Moment:
         others = [group for group in self.coordinated() if group.name != record.group]
         taken = sum(group.partitions_subscribed_to() for group in others)
-        return Moment(self.partition, self.offsets[-1], self.log_time, taken, self._pausing(record))
+        return Moment(self.partition, self.offsets[-1], self.log_time, taken, self._pausing(record), self.level)
 
     def _pausing(self, record: Judged) -> bool:
         """C11: whether the sender is the one that has the group paused."""
@@ -475,7 +487,11 @@ class OracleWorld:
         before = self._known(key).progress
         if self._pausing(record):
             self._remember(record, key, "repositioned", last_offset)
-            return "OK" if self._known(key).progress == before else "REPOSITIONED"
+            if self._known(key).progress == before:
+                return "OK"
+            if self.level >= 5:  # R1
+                self._remember(record, key, "again")
+            return "REPOSITIONED"
         if last_offset < before.stable:
             return "OFFSET_REGRESSION"
         self._remember(record, key, "raised", last_offset)
