@@ -33,6 +33,7 @@ from rationalizer.done_through import KeyPiece
 from rationalizer.groups.assignors import NOBODY
 from rationalizer.groups.group import pieces_of
 from rationalizer.history import BEFORE
+from rationalizer.levels import FIRST_LEVEL, REDO_LEVEL
 from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.wire.wellformed import RETIRE, START
 
@@ -293,6 +294,8 @@ class GroupObserver:
             if state is not None and kind != BEGIN:
                 self._about_group(Breach.CHECKPOINT, group.group_id, f"a {outcome.type} began its first checkpoint")
             watched.checkpoints = None if state is None else WatchedCheckpoints.of(group)
+            if state is not None:
+                self._holes.take_checkpoints(group.group_id)
             return
         if kind == ANSWER and outcome.code == codes.OK and message.barrier == own.barrier and event.slot is not None:
             own.note(event.slot, message)
@@ -407,7 +410,8 @@ class GroupObserver:
             elif not member_id:
                 self._reposition(done, client, through)
                 if code == codes.REPOSITIONED:
-                    self._holes.reposition(done.key, through)
+                    level = self._world.level if group.checkpoints is None else FIRST_LEVEL
+                    self._holes.reposition(done.key, through, level)
                 watched.keyed.pop(at, None)
                 self._holes.write_position(done, _by(message), "repositioned")
             elif lo == 0 and hi == MAX_KEY_HASH and at not in watched.keyed:
@@ -480,7 +484,7 @@ def _settler(watched: WatchedGroup, event: GroupChange, message: Any, pauser: st
     names = (message.client_id, message.instance_id)
     if event.slot is None:
         makes = pauser == message.client_id and not watched.members
-        return SettlingSender(*names, makes=makes, is_operator=True)
+        return SettlingSender(*names, makes=makes, is_operator=True, redoes=message.version >= REDO_LEVEL)
     pieces = watched.pieces.get((message.topic, message.partition), ())
     mine = [each for each in pieces if each.owner == event.slot and each.since <= event.generation]
     return SettlingSender(*names, keys=[(each.lo, each.hi) for each in mine], makes=True)

@@ -10,6 +10,8 @@ from kafka_marshal.pipeline.audit.invariants import KEPT_ROWS, Breach, Notes, Wa
 from rationalizer import CommitOffsets, Group, SettleOffsets, codes
 from rationalizer.history import BEFORE, LeaseKey
 from rationalizer.holes import NO_KEY, NO_OWNER, Hole, Holes
+from rationalizer.levels import REDO_LEVEL
+from rationalizer.limits import NO_RECORD
 from rationalizer.progress import Progress
 
 #: How open messages ended → `what` of their rows in `progress`.
@@ -71,6 +73,8 @@ class SettlingSender(NamedTuple):
     makes: bool = False
     makes_unkeyed: bool = False
     is_operator: bool = False
+    #: Whether its record opens what is done (R2).
+    redoes: bool = False
 
     def has_key(self, key_hash: int) -> bool:
         """Whether a key hash is one of its."""
@@ -130,6 +134,8 @@ class HoleObserver:
         self._notes = notes
         #: By partition, of those that have open messages.
         self.open: dict[LeaseKey, Holes] = {}
+        #: The record that last opened what was done, or replaced the position (R1).
+        self._again: dict[LeaseKey, int] = {}
         #: Ended, and open where the replay began.
         self.ended: list[EndedRun] = []
         #: (first, last, how) of what the present record closed, and that is done with it.
@@ -146,6 +152,8 @@ class HoleObserver:
             runs.append(OpenRun(*hole, BEFORE, BEFORE, *names, epoch, why=hole.reason))
         if runs:
             self.open[key] = _runs(runs)
+        if progress is not None:
+            self._again[key] = progress.again
 
     def now(self) -> dict[LeaseKey, list[OpenRun]]:
         """What is open, ascending."""
@@ -171,6 +179,8 @@ class HoleObserver:
         for first, last, key_hash, attempts, reason in entries:
             if next(taken) in codes.ACCEPTED:
                 self._make(key, by, (first, last), (key_hash, attempts, reason), seen, stable)
+        if by.redoes and not codes.ACCEPTED.isdisjoint(answers[len(message.done) :][: len(message.open)]):
+            self._again[key] = self._notes.offset
 
     def _close(self, key: LeaseKey, by: SettlingSender, first: int, last: int, seen: int) -> None:
         for low, high, was in _parts(self._holes(key), first, last):
@@ -199,10 +209,11 @@ class HoleObserver:
         at, made = self._notes.at, []
         for low, high, was in _parts(self._holes(key), *span):
             if was is None:
-                if not by.may_open(key_hash) or low <= stable:
+                is_again = by.redoes and reason is None and seen > self._again.get(key, NO_RECORD)
+                if not is_again and (not by.may_open(key_hash) or low <= stable):
                     why = "are done" if low <= stable else "are not its own"
                     self._notes.report(
-                        Breach.OUT_OF_REACH, key, f"{by} opened the offsets {low} … {high}, which {why} (H3)"
+                        Breach.OUT_OF_REACH, key, f"{by} opened the offsets {low} … {high}, which {why} (H3, R2)"
                     )
                 run = OpenRun(low, high, NO_OWNER, at[0], attempts, key_hash, reason, *at)
             else:
@@ -249,8 +260,10 @@ class HoleObserver:
             self._touched += [(hole.first, hole.last) for hole in holes.of(epoch)]
             holes.disown(epoch)
 
-    def reposition(self, key: LeaseKey, offset: int) -> None:
-        """The position was set: what is parked at or below it stays (C11, G21)."""
+    def reposition(self, key: LeaseKey, offset: int, level: int) -> None:
+        """The position was replaced: what is parked at or below it stays (C11, G21)."""
+        if level >= REDO_LEVEL:
+            self._again[key] = self._notes.offset
         for run in self.now().get(key, ()):
             self._touched.append((run.first, run.last))
             if run.reason is None or run.first > offset:
@@ -259,10 +272,15 @@ class HoleObserver:
 
     def forget(self, group_id: str) -> None:
         """C16."""
+        self.take_checkpoints(group_id)
         for key in [key for key in self.open if key[0] == group_id]:
             for run in self.now()[key]:
                 self._end(key, run, "forgotten")
             del self.open[key]
+
+    def take_checkpoints(self, group_id: str) -> None:
+        """Nothing of the group is opened again (R4)."""
+        self._again = {key: offset for key, offset in self._again.items() if key[0] != group_id}
 
     # -- what is done ----------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from rationalizer import (
 from rationalizer.history import BEFORE, End, LeaseKey, Owners, Span
 from rationalizer.holes import NO_KEY
 from rationalizer.intervals import Intervals
+from rationalizer.levels import REDO_LEVEL
 from rationalizer.wire.records import KINDS
 
 #: A share that was silent for more than 2·HI ended by another sharer's take, or for room (B3, B4).
@@ -431,7 +432,8 @@ class Observer:
     def _settle(self, watched: WatchedLease, message: Any, code: str) -> None:
         """H3, by the holder, or by an operator."""
         if message.epoch is None:
-            by = SettlingSender(message.client_id, message.instance_id, is_operator=True)
+            redoes = message.version >= REDO_LEVEL
+            by = SettlingSender(message.client_id, message.instance_id, is_operator=True, redoes=redoes)
         else:
             by = SettlingSender(*self._sender(watched, message), makes=True, makes_unkeyed=True)
             if not self._shares.is_paused(message):
@@ -484,7 +486,7 @@ class Observer:
                     "group paused (C11)",
                 )
             watched.reposition(done)
-            self._holes.reposition(watched.key, done)
+            self._holes.reposition(watched.key, done, self.world.level)
             self._holes.write_position(watched, by, "repositioned")
         elif done > watched.stable:
             self._rows_of_done(watched, by, "done", watched.through(done))
