@@ -57,6 +57,14 @@ class Distracted(Meddler):
         return outcome
 
 
+class Forgetful(Meddler):
+    """Forgets which record opened what was done (R1)."""
+
+    def meddle(self, outcome: Outcome, message: Any, lease: Lease, offset: int) -> Outcome:
+        lease.progress.again = -1
+        return outcome
+
+
 class Lax(Meddler):
     """Settles all that a record names, of any owner, whatever its sender had seen (H2)."""
 

@@ -20,6 +20,7 @@ from rationalizer import (
     ReleaseGroup,
     SettleOffsets,
     SettlingMessages,
+    Upgrade,
     World,
     codes,
 )
@@ -130,6 +131,18 @@ PLANTED: dict[str, tuple[type[World], list[Entry], Breach, int, str]] = {
         Breach.OUT_OF_REACH,
         4,
         "b/2 took what it does not reach",
+    ),
+    "a redo that comes twice": (
+        broken.Forgetful,
+        log_of(
+            *((Upgrade("9", "admin", "g", 5), 0), (whole(A), 0), (Heartbeat(*A, "g", "t", 0, 2, 9), 1)),
+            (settle(ADMIN, None, 4, open=((3, 3, None, 0),), redo=True), 2),
+            (settle(A, 2, done=((3, 3),)), 3),
+            (settle(ADMIN, None, 4, open=((3, 3, None, 0),), redo=True), 4),
+        ),
+        Breach.OUT_OF_REACH,
+        6,
+        "admin/9 as an operator opened the offsets 3 … 3, which are done",
     ),
     "what is done opened": (
         broken.Reviving,

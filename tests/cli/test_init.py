@@ -27,6 +27,7 @@ from kafka_marshal.node.coordination_topic import _first_records, required_setti
 from rationalizer import (
     ClaimingPartition,
     ClaimingShare,
+    ConfigureGroup,
     JoinGroup,
     Record,
     SettlingMessages,
@@ -243,7 +244,7 @@ def test_a_topic_of_an_older_release_keeps_its_level_until_it_is_upgraded(
 
 
 @pytest.mark.parametrize(
-    ("instance", "is_old"), [("h/17/0.3.0/x", False), ("h/17/0.2.0/x", True), ("old-1", True), ("h/17/0/x", True)]
+    ("instance", "is_old"), [("h/17/0.4.0/x", False), ("h/17/0.3.0/x", True), ("old-1", True), ("h/17/0/x", True)]
 )
 def test_upgrade_names_members_whose_release_does_not_know_the_level(
     kafka: Command, make: Callable[..., None], cluster: KafkaCluster, log_topic: str, instance: str, is_old: bool
@@ -268,7 +269,7 @@ def test_members_of_level_two_are_named_before_checkpoints_come(
     make(1)
     join = (10_000_000, 600_000, "sticky", False, "", (("t", 2),))
     joins = [
-        JoinGroup(f"h/17/{number}/x", client, "g", "", *join) for client, number in (("old", "0.2.4"), ("new", "0.3.0"))
+        JoinGroup(f"h/17/{number}/x", client, "g", "", *join) for client, number in (("old", "0.2.4"), ("new", "0.4.0"))
     ]
     first: list[tuple[int, Record]] = [(0, marker("init-1", 1)), (0, Upgrade("u", "u", "u", 2))]
     appended(cluster, log_topic, *first, *((0, each) for each in joins))
@@ -390,16 +391,16 @@ def test_broker_runs_until_ctrl_c(tmp_path: Path, kafka_bootstrap: str) -> None:
     assert process("status", "--bootstrap", announced["bootstrap"], "--timeout", "0.5").returncode == 3
 
 
-# -- Level 4 comes to a log while members of this release and of the one before it work on it (E4) ----------------
+# -- The highest level comes to a log while members of this release and of the one before it work on it (E4) --------
 
 
 WORKER = Path(__file__).parents[1] / "client" / "worker.py"
-BEFORE = SHARING_LEVEL - 1
+BEFORE = SUPPORTED_LEVEL - 1
 #: A process of the release before: it can follow no higher level, and its instance_id says which release it is.
 OLD = f"""
 import runpy, kafka_marshal.instance, rationalizer.world
 rationalizer.world.SUPPORTED_LEVEL = {BEFORE}
-kafka_marshal.instance.RELEASE = "0.2.0"
+kafka_marshal.instance.RELEASE = "0.3.0"
 runpy.run_path({str(WORKER)!r}, run_name="__main__")
 """
 MESSAGES = 120
@@ -452,7 +453,7 @@ def records_of(bootstrap: str, topic: str, cp: int) -> Iterator[tuple[int, int, 
 def refused_below_the_level(bootstrap: str, log_topic: str, topic: str) -> None:
     """What needs level 4 names the command, and writes nothing."""
     below = pytest.raises(
-        ConfigurationError, match=rf"level {SHARING_LEVEL} .* at level {BEFORE}.*kafka-marshal upgrade"
+        ConfigurationError, match=rf"level {SHARING_LEVEL} .* at level {SHARING_LEVEL - 1}.*kafka-marshal upgrade"
     )
     with Marshal(bootstrap, topic=log_topic, group_id="third", heartbeat_interval=HI / 1000) as marshal:
         with below:
@@ -471,10 +472,22 @@ def no_digest_differs(bootstrap: str, log_topic: str, digests: list[dict[int, tu
         for entry in records_of(bootstrap, log_topic, cp):
             world.apply(*entry)
             known[world.next_offset] = world.digest()
-        assert world.level == SHARING_LEVEL
+        assert world.level == SUPPORTED_LEVEL
+        assert world.rejected["UNSUPPORTED_VERSION"] == 2
         seen = [each[cp] for each in digests if each[cp][0] in known]
         assert len({at for at, _ in seen}) > PLACES
         assert all(known[at] == digest for at, digest in seen)
+
+
+def test_what_needs_level_4_names_the_command_below_it(
+    kafka_bootstrap: str, log_topic: str, topic_factory: Callable[..., str]
+) -> None:
+    Probe(kafka_bootstrap).create_topic(log_topic, 1, 1, required_settings(1))
+    appender = KafkaCluster(kafka_bootstrap, {}).appender(log_topic, delivery_timeout_ms=10_000)
+    for record in (marker("init-1", 1), Upgrade("i", "init", "g", SHARING_LEVEL - 1)):
+        appender.append(0, encode(record))
+    assert appender.flush(10) == 0
+    refused_below_the_level(kafka_bootstrap, log_topic, topic_factory(1))
 
 
 def test_e4_old_members_stop_and_say_why_and_the_others_go_on(
@@ -515,24 +528,27 @@ def test_e4_old_members_stop_and_say_why_and_the_others_go_on(
             return until()
 
         wait_until(lambda: all_work(lambda: all(taken)), what="members of both releases work on each group")
-        refused_below_the_level(kafka_bootstrap, log_topic, topic)
+        redo = SettlingMessages("s1", "s", "elsewhere", topic, 0, None, 99, open=((2, 2, None, 0),), redo=True)
+        for cp in range(2):  # of a later version than the level: rejected by all alike
+            append(cp, redo)
+            append(cp, ConfigureGroup("s1", "s", "coordinated", (("strategy", "range"),)))
         looked = kafka("upgrade", "--dry-run", "--json").json
-        assert looked["level"] == SHARING_LEVEL
+        assert looked["level"] == SUPPORTED_LEVEL
         assert sorted((each["client"], each["release"]) for each in looked["old_members"]) == [
-            ("old-claimed", "0.2.0"),
-            ("old-coordinated", "0.2.0"),
+            ("old-claimed", "0.3.0"),
+            ("old-coordinated", "0.3.0"),
         ]
         refused = kafka("upgrade", "--yes")
         assert refused.status == 1
-        assert "2 members would stop at level 4" in refused.err
+        assert f"2 members would stop at level {SUPPORTED_LEVEL}" in refused.err
         assert kafka("upgrade", "--yes", "--force").status == 0
         for process in members.old:
             _, told = process.communicate(timeout=60)
             assert process.returncode == 1
-            assert f"was raised to protocol level {SHARING_LEVEL}, which this release" in told
+            assert f"was raised to protocol level {SUPPORTED_LEVEL}, which this release" in told
         for cp in range(2):  # of leases that no member wants
-            append(cp, ClaimingShare("s1", "s", "elsewhere", topic, 0, 60_000, start=0))
-            append(cp, SettlingMessages("s1", "s", "elsewhere", topic, 0, None, 9, ((0, 0),)))
+            append(cp, ClaimingShare("s1", "s", "elsewhere", topic, 0, 60_000, start=9))
+            append(cp, redo)
         every = {(partition, offset) for partition in range(2) for offset in range(MESSAGES // 2)}
         both = [set(members.handled(out)) for out in members.outs]
 

@@ -19,6 +19,7 @@ from tests.mutants.lanes import LANES
 from tests.mutants.members import MEMBERS
 from tests.mutants.mutation import Mutation, StaleMutationError, apply, mutated
 from tests.mutants.pacing import PACING
+from tests.mutants.redo import REDO
 from tests.mutants.rules import RULES
 from tests.mutants.sharing import SHARING
 from tests.mutants.short_cut import SHORT_CUT
@@ -30,5 +31,5 @@ __all__ = ["MUTATIONS", "Mutation", "StaleMutationError", "apply", "mutated"]
 #: All of them.
 MUTATIONS: tuple[Mutation, ...] = (
     *(MEMBERS + GROUP_MEMBERS + LANES + PACING + CALLBACKS + FAULTS + RULES + SHORT_CUT),
-    *(GROUPS + CHECKPOINTS + CHECKPOINT_MEMBERS + SHARING + AUDIT + SINKS + TRANSACTIONS),
+    *(GROUPS + CHECKPOINTS + CHECKPOINT_MEMBERS + SHARING + REDO + AUDIT + SINKS + TRANSACTIONS),
 )

@@ -22,8 +22,8 @@ TRANSACTION_SCRIPTS = [x for x in SCRIPTS["engine"] if x.name.startswith("m")] +
 CHECKPOINT_SCRIPTS = [x for x in SCRIPTS["engine"] if x.name.startswith("x")]
 
 
-#: Those of shares and open messages.
-SHARING_SCRIPTS = SCRIPTS["sharing"]
+#: Those of shares and open messages, and of what level 5 added to groups.
+SHARING_SCRIPTS = [*SCRIPTS["sharing"], *(x for x in SCRIPTS["groups"] if x.stem.startswith("r0"))]
 
 #: All others of members.
 MEMBER_SCRIPTS = [x for x in SCRIPTS["engine"] if x not in TRANSACTION_SCRIPTS and x not in CHECKPOINT_SCRIPTS]

@@ -26,7 +26,7 @@ _PART: Final = re.compile(f"(<!-- tables: (?!end)(.*?) -->).*?({END})", re.DOTAL
 def parts() -> dict[str, list[str]]:
     """Lines of Markdown, as the code has them, by the name of the part that they belong into."""
     return {
-        **{f"records of level {level.number}": _kinds(level.number) for level in LEVELS},
+        **{f"records of level {level.number}": _kinds(level.number) for level in LEVELS if level.records},
         "levels": _levels(),
         "leases": _transitions(),
         "groups": _group_transitions(),
