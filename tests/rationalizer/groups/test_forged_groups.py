@@ -141,6 +141,10 @@ FORGED: dict[str, tuple[bytes, str]] = {
     "two of an id": (_with(((*MEMBER, 1), _at((*HERE, MEMBERS, 1, 1)))), "one member_id"),
     "two of a join": (_with(((*MEMBER, 9), _at((*HERE, MEMBERS, 1, 9)))), "one joined"),
     "another strategy": (_with(((*HERE, STRATEGY), "dice")), "strategy"),
+    "another strategy set": (
+        _with(((4,), 5), ((*HERE, SETTINGS), [*_at((*HERE, SETTINGS)), "range"])),
+        "another strategy set",
+    ),
     "no strategy": (_with(((*HERE, STRATEGY), None)), "strategy"),
     "partitions out of order": (_with(((*HERE, PARTITIONS), _at((*HERE, PARTITIONS))[::-1])), "partitions of"),
     "a mark that is more": (_with(((*OTHER, SETTINGS), [True, ["t"], 1_800_000, 60_000])), "another of 2 CPs"),
