@@ -162,8 +162,8 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "metrics": (6, 1_620),
     "node": (17, 4_520),
     "observe": (17, 5_930),
-    "pipeline": (21, 8_040),
-    "rationalizer": (42, 10_040),
+    "pipeline": (21, 8_063),
+    "rationalizer": (42, 10_197),
     "runner": (4, 620),
     "sinks": (9, 3_600),
     "snapshots": (5, 1_030),
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (348, 107_860)
+MOST_OF_ALL = (348, 108_040)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
