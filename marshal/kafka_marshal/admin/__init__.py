@@ -8,6 +8,7 @@
 ``conversion``      a group changed to the other kind, with the file that is written first
 ``checkpoints``     checkpoints of a group: taken, pinned, retired, begun, ended; and the way back to one
 ``open_messages``   what is open (set aside, waiting, in a batch): listed; redrive, discard and park
+``redo``            done messages opened again: found, planned in a file, opened, undone
 ``dead_letters``    dead-letter topics, read without committing anything; redriven in transactions
 ``stored_message``  one message of a data topic, by its offset
 ``pause``           :class:`Pause`: a group paused in every CP, and what is done meanwhile, on threads of the library
@@ -28,6 +29,7 @@ from kafka_marshal.admin.members import InHand
 from kafka_marshal.admin.open_messages import OpenMessage, Settled
 from kafka_marshal.admin.pause import Pause
 from kafka_marshal.admin.positions import Move, MovePlan
+from kafka_marshal.admin.redo import Redone, RedoPartition, RedoPlan
 from kafka_marshal.admin.stored_message import StoredMessage
 from kafka_marshal.admin.topic import TopicReport
 from kafka_marshal.snapshots.prune import PrunedPartition, PrunePlan
@@ -46,6 +48,9 @@ __all__ = [
     "PausedPartition",
     "PrunePlan",
     "PrunedPartition",
+    "RedoPartition",
+    "RedoPlan",
+    "Redone",
     "RedrivenLetters",
     "Repeat",
     "Rewound",

@@ -22,6 +22,7 @@ from kafka_marshal.admin.positions import (
     resolve,
     stands_at,
 )
+from kafka_marshal.admin.redo import GroupRedo
 from kafka_marshal.admin.repositioning import refuse_kept
 from kafka_marshal.admin.session import group_in, kind_in, progress_in
 from kafka_marshal.admin.stored_message import StoredMessages
@@ -41,6 +42,7 @@ class Admin(
     GroupConversion,
     GroupCheckpoints,
     GroupOpenMessages,
+    GroupRedo,
     DeadLetterTopics,
     StoredMessages,
 ):

@@ -391,6 +391,11 @@ class _Plan:
 passed: Callable[[], None] = lambda: None  # noqa: E731
 
 
+def settle_places(session: Session, action: Action, places: tuple[Place, ...]) -> Settled:
+    """Settle these messages (*blocking*). Raises AdminError if the log does not answer; what it says was done is."""
+    return _settle(session, action, _Wish(places))
+
+
 def _settle(
     session: Session,
     action: Action,
