@@ -18,7 +18,6 @@ from kafka_marshal.errors import AdminError, ConfigurationError
 from rationalizer import Upgrade
 from tests.admin.test_open_messages import CPS, DATA, GROUP, MESSAGES, PARKED, WAITING, Place, key_of
 from tests.broker.helpers import eventually
-from tests.client.conftest import HI
 
 OPEN = {*PARKED, WAITING}
 DONE = [offset for offset in range(MESSAGES) if offset not in OPEN]
@@ -208,9 +207,9 @@ def test_their_owner_handles_them_again_while_it_works_on(kind: str) -> None:
     for offset in range(40):
         place.cluster.broker.produce("live", offset % 2, b"%d" % offset, key=key_of(offset))
     seen: list[tuple[int, int]] = []
-    mode = {"mode": Group()} if kind == "coordinated" else {}
+    mode: Any = {"mode": Group()} if kind == "coordinated" else {}
     with Marshal.on_cluster(
-        place.cluster.connect("w"), group_id="work", client_id="w", heartbeat_interval=HI
+        place.cluster.connect("w"), group_id="work", client_id="w", heartbeat_interval=0.3
     ) as marshal:
 
         def work() -> None:

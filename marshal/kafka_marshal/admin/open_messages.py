@@ -133,6 +133,19 @@ class _Wish:
     reason: str | None = None
 
 
+def places_of(messages: object) -> tuple[Place, ...]:
+    """(topic, partition, offset) of each. Raises ConfigurationError."""
+    places: list[Place] = []
+    for each in arguments.several("messages", messages, "(topic, partition, offset) of each, or 'all'"):
+        try:
+            topic, partition, offset = each
+        except (TypeError, ValueError):
+            raise arguments.wrong("messages", "(topic, partition, offset) of each, or 'all'", each) from None
+        check_name((topic, partition))
+        places.append((topic, partition, arguments.a_whole("offset", offset)))
+    return tuple(places)
+
+
 class GroupOpenMessages(AdminBase):
     """Methods of :class:`~kafka_marshal.admin.Admin` about messages that are set aside, or wait for their next try."""
 
@@ -262,15 +275,7 @@ class GroupOpenMessages(AdminBase):
                 "say which messages are meant: a list of (topic, partition, offset), or 'all', or reason=. Nothing was "
                 "changed"
             )
-        places: list[Place] = []
-        for each in arguments.several("messages", messages, "(topic, partition, offset) of each, or 'all'"):
-            try:
-                topic, partition, offset = each
-            except (TypeError, ValueError):
-                raise arguments.wrong("messages", "(topic, partition, offset) of each, or 'all'", each) from None
-            check_name((topic, partition))
-            places.append((topic, partition, arguments.a_whole("offset", offset)))
-        return _Wish(tuple(places))
+        return _Wish(places_of(messages))
 
     def _settle(
         self,
@@ -391,9 +396,9 @@ class _Plan:
 passed: Callable[[], None] = lambda: None  # noqa: E731
 
 
-def settle_places(session: Session, action: Action, places: tuple[Place, ...]) -> Settled:
+def settle_places(session: Session, action: Action, places: tuple[Place, ...], *, dry_run: bool) -> Settled:
     """Settle these messages (*blocking*). Raises AdminError if the log does not answer; what it says was done is."""
-    return _settle(session, action, _Wish(places))
+    return _settle(session, action, _Wish(places), dry_run=dry_run)
 
 
 def _settle(

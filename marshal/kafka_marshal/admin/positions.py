@@ -334,10 +334,10 @@ class MovePlan:
             )
 
 
-def plan_path(group: str) -> Path:
+def plan_path(group: str, of: str = "release") -> Path:
     """The default file of a plan: in the working directory, or that of temporary files."""
     folder = Path.cwd() if os.access(".", os.W_OK) else Path(tempfile.gettempdir())
-    name = f"kafka-marshal-release-{quote(group, safe='')}-{time.strftime('%Y%m%dT%H%M%S')}"
+    name = f"kafka-marshal-{of}-{quote(group, safe='')}-{time.strftime('%Y%m%dT%H%M%S')}"
     names = (f"{name}{(number and f'-{number}') or ''}.json" for number in count())
     return next(path for each in names if not (path := folder / each).exists())
 

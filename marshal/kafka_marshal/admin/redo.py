@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from kafka_marshal import arguments
 from kafka_marshal.admin.base import AdminBase
-from kafka_marshal.admin.open_messages import MOST_ENTRIES, Place, Settled, settle_places, state_of
+from kafka_marshal.admin.open_messages import MOST_ENTRIES, Place, Settled, places_of, settle_places, state_of
 from kafka_marshal.admin.positions import LOOKUP_TIMEOUT_S, check_name, check_targets, lost_positions, resolve, without
 from kafka_marshal.admin.session import Session, group_in, kind_in, never, progress_in
 from kafka_marshal.engine.work.topic_mark import kafka_counts, split
@@ -214,6 +214,7 @@ class GroupRedo(AdminBase):
         partitions: Mapping[TopicPartition, Span | None],
         *,
         keys: Iterable[bytes | str] | None = None,
+        messages: Iterable[Place] = (),
     ) -> RedoPlan:
         """What of these offsets is done, and can be opened again; nothing is appended.
 
@@ -222,6 +223,8 @@ class GroupRedo(AdminBase):
 
         ``keys``: only messages with one of these keys (a str: in UTF-8).
 
+        ``messages``: these, too: (topic, partition, offset) of each.
+
         Messages are read where their keys are needed: with ``keys``, in coordinated groups, and where a claimed
         partition is shared by key, or may be.
 
@@ -229,8 +232,10 @@ class GroupRedo(AdminBase):
         (``rollback`` takes the states along), processes in transactions, or a partition was recreated or is gone.
         """
         self._check_group(group)
-        if not arguments.an_instance("partitions", partitions, Mapping, "a mapping of (topic, partition)"):
-            raise arguments.wrong("partitions", "a mapping of (topic, partition) to offsets or times", partitions)
+        arguments.an_instance("partitions", partitions, Mapping, "a mapping of (topic, partition) to offsets or times")
+        single = places_of(messages)
+        if not partitions and not single:
+            raise ConfigurationError("say which messages: partitions= or messages=. Nothing was changed")
         for key, bounds in partitions.items():
             check_name(key)
             if bounds is not None:
@@ -239,7 +244,9 @@ class GroupRedo(AdminBase):
                 check_targets({key: last})
         wanted = None if keys is None else frozenset(map(_key, arguments.several("keys", keys, "keys of messages")))
         return self._look(
-            lambda cluster, replica: _Finder(cluster, replica.worlds, self.topic, group, wanted).plan(partitions)
+            lambda cluster, replica: _Finder(cluster, replica.worlds, self.topic, group, wanted).plan(
+                partitions, single
+            )
         )
 
     def redo(
@@ -267,15 +274,18 @@ class GroupRedo(AdminBase):
         plan.check(plan.group, self.topic)
         return self._act(plan.group, lambda session: _Redo(session, plan, path, rate, progress).carry_out())
 
-    def undo_redo(self, plan: RedoPlan) -> Settled:
-        """Count what is still open of a plan's messages as done again; what was handled since stays so."""
+    def undo_redo(self, plan: RedoPlan, *, dry_run: bool = False) -> Settled:
+        """Count what is still open of a plan's messages as done again; what was handled since stays so.
+
+        ``dry_run``: only return what would be done.
+        """
         self._check_group(plan.group)
         plan.check(plan.group, self.topic)
 
         def undo(session: Session) -> Settled:
             with session.locked():
                 places = tuple(_still_open(session, plan))
-            return settle_places(session, "discard", places)
+            return settle_places(session, "discard", places, dry_run=dry_run)
 
         return self._act(plan.group, undo)
 
@@ -294,10 +304,18 @@ class _Finder:
         self._keys = keys
         self._is_claimed = kind_in(worlds, group) == "claimed"
 
-    def plan(self, partitions: Mapping[TopicPartition, Span | None]) -> RedoPlan:
-        self._check(sorted(partitions))
+    def plan(self, partitions: Mapping[TopicPartition, Span | None], single: Sequence[Place]) -> RedoPlan:
+        offsets: dict[TopicPartition, set[int]] = {}
+        for topic, partition, offset in single:
+            offsets.setdefault((topic, partition), set()).add(offset)
+        self._check(sorted({*partitions, *offsets}))
         bounds = self._bounds(partitions)
-        found = tuple(self._partition(key, *bounds[key]) for key in sorted(partitions))
+        found = tuple(
+            self._partition(key, range(*bounds[key][:2]), bounds[key][2])
+            if key in bounds
+            else self._partition(key, sorted(offsets[key]), 0)
+            for key in sorted({*partitions, *offsets})
+        )
         return RedoPlan(self._group, self._log, int(time.time() * 1000), found)
 
     def _check(self, keys: Sequence[TopicPartition]) -> None:
@@ -350,14 +368,14 @@ class _Finder:
             found[key] = begin, min(max(end, begin), high), max(0, min(end, low) - first[key])
         return found
 
-    def _partition(self, key: TopicPartition, first: int, end: int, deleted: int) -> RedoPartition:
+    def _partition(self, key: TopicPartition, wanted: Sequence[int], deleted: int) -> RedoPartition:
         progress = self._progress(key)
         if progress is None:
-            return RedoPartition(*key, (), 0, ahead=end - first)
-        if self._needs_keys(key, progress):
-            found = self._by_key(key, progress, first, end)
+            return RedoPartition(*key, (), 0, ahead=len(wanted))
+        if self._needs_keys(key, progress) or not isinstance(wanted, range):
+            found = self._by_key(key, progress, wanted)
         else:
-            found = self._whole(key, progress, first, end)
+            found = self._whole(key, progress, wanted.start, wanted.stop)
         is_granted = any(span.last <= progress.granted for span in found.spans)
         return replace(found, gone=found.gone + deleted, may_be_in_hand=is_granted)
 
@@ -368,9 +386,10 @@ class _Finder:
         lease = self._worlds[route_lease(*key, len(self._worlds))].lease(self._group, *key)
         return lease is None or lease.client_id is None or any(share.lo != NO_KEY for share in lease.shares or ())
 
-    def _by_key(self, key: TopicPartition, progress: Progress, first: int, end: int) -> RedoPartition:
-        wanted = {key: range(first, end)} if first < end else {}
-        reads = read_at(self._cluster, wanted, lambda m: (m.timestamp()[1], m.key()), LOOKUP_TIMEOUT_S)
+    def _by_key(self, key: TopicPartition, progress: Progress, wanted: Sequence[int]) -> RedoPartition:
+        reads = read_at(
+            self._cluster, {key: wanted} if wanted else {}, lambda m: (m.timestamp()[1], m.key()), LOOKUP_TIMEOUT_S
+        )
         if why := reads.unread.get(key):
             raise AdminError(f"{key[0]} [{key[1]}]: its messages could not be read ({why}). Nothing was changed")
         spans: list[RedoSpan] = []

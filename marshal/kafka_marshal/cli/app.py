@@ -53,6 +53,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "show": ("show", "One message by its offset: key, headers, value, time."),
     "open-messages": ("open_messages", "Messages set aside, waiting for their next try, or acquired."),
     "redrive": ("open_messages", "Have messages tried again that were set aside."),
+    "redo": ("redo", "Have done messages handled again, just these, while the group works on."),
     "discard": ("open_messages", "Count messages as done that were set aside."),
     "park": ("open_messages", "Set a message aside that keeps failing."),
     "dead-letters": ("dead_letters", "Messages that failed for good: why, with which keys, when."),

@@ -356,8 +356,8 @@ def _settle(
             question=asked,
             do=lambda: settle(admin, False) if planned is None or asked else planned,
             if_interrupted=if_interrupted,
-            say=_say_settled,
-            json=_settled_json,
+            say=say_settled,
+            json=settled_json,
             status=lambda done: NO if done.left else DONE,
         )
 
@@ -410,7 +410,8 @@ def open_text(move: Move) -> str:
     return text + (f"; {len(move.parked):,} set aside stay so" if move.parked else "")
 
 
-def _settled_json(found: Settled, done: bool) -> dict[str, object]:
+def settled_json(found: Settled, done: bool) -> dict[str, object]:
+    """What was settled, or (False) would be, for --json."""
     return {
         "group": found.group,
         "done": done,
@@ -420,7 +421,8 @@ def _settled_json(found: Settled, done: bool) -> dict[str, object]:
     }
 
 
-def _say_settled(found: Settled, done: bool) -> None:
+def say_settled(found: Settled, done: bool) -> None:
+    """The same, for people."""
     would = "" if done else "would be done: "
     for place, why in list(found.left.items())[:_LISTED]:
         say(f"{':'.join(map(str, place))} is left as it is: {why}.")
