@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -311,6 +312,16 @@ def _redrive(trial: Trial) -> None:
     trial.run("redrive", trial.group, f"{trial.data}:0:0")
 
 
+def _redo(trial: Trial) -> None:
+    """What root has handled and released: nobody holds it, so that it is read for its key."""
+    with trial.marshal(login("root")) as marshal, marshal.consumer([trial.data]) as consumer:
+        message = consumer.poll(30)
+        assert message is not None
+        consumer.done(message)
+    with tempfile.TemporaryDirectory() as folder:
+        trial.run("redo", trial.group, f"{trial.data}:0", "--offsets", "0", "--yes", "--plan", f"{folder}/plan.json")
+
+
 def _settle(trial: Trial) -> None:
     """One that waits for its next try is set aside, and then given up."""
     _parked(trial)
@@ -391,6 +402,7 @@ ACTIONS: dict[str, Callable[[Trial], None]] = {
     "open": _open,
     "settle": _settle,
     "redrive": _redrive,
+    "redo": _redo,
     "redrive-letters": _redrive_letters,
     "upgrade": _commands(("upgrade", "--yes")),
     "keeper": _keeper,

@@ -84,6 +84,7 @@ IN_EVERY_RUN = {
     "open-without-READ-on-topic-'orders'-but-look",
     "settle-without-WRITE-on-topic-'__marshal'",
     "redrive-without-DESCRIBE-on-topic-'orders'",
+    "redo-without-READ-on-topic-'orders'-but-look",
     "dead-letters-without-WRITE-on-topic-'orders-dead'-but-look",
     "transactions-without-WRITE-on-transactional-id-'billing/'",
     "transactions-without-READ-on-group-'billing'",

@@ -16,7 +16,7 @@ from kafka_marshal.cli.change import NOT_DONE, carry_out, dry_run_option, group_
 from kafka_marshal.cli.connection import admin_of, connected, note
 from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
 from kafka_marshal.cli.open_messages import say_settled, settled_json
-from kafka_marshal.cli.options import Options, complete_place, parsed, read_text, read_time, say_times, times_json
+from kafka_marshal.cli.options import Options, complete_place, parsed, read_text, read_time, times_json
 from kafka_marshal.cli.output import Cell, Column, fields_of, print_json, print_table, progress, say, say_warning
 from kafka_marshal.observe.payload import bytes_json, utf8
 from kafka_marshal.observe.text import clock_text, count, local_ms, time_text
@@ -148,7 +148,6 @@ def redo(
         raise click.UsageError("--time and --offsets are two ways to say which: use one.")
     if plan is not None and plan.exists():
         raise click.UsageError(f"--plan {plan} is there already: an earlier redo could not be carried on by it.")
-    say_times(options)
     with admin_of(options) as admin:
         if undo is not None:
             return _undo(options, admin, group, undo)
