@@ -458,7 +458,7 @@ class _Finder:
 
 # -- what is done ------------------------------------------------------------------------------------------------------
 
-#: Called after each record that was saved, and after each that the log has shown. For tests.
+#: Called after each record that was saved, and before it is saved that the log has shown it. For tests.
 passed: Callable[[], None] = lambda: None  # noqa: E731
 
 
@@ -504,7 +504,6 @@ class _Redo:
                 self._save()
                 passed()
                 self._append(record)
-                passed()
         return Redone(self._plan, self._opened(), self._opened() - self._open_now(), self._left)
 
     def _save(self) -> None:
@@ -559,6 +558,7 @@ class _Redo:
         else:
             record = SettleOffsets(*session.ids, "", 0, written.seen, *key, open=opened, redo=True)
         (asked,) = session.ask((self._cp(key), record))
+        passed()
         if asked.outcome is None or asked.outcome.entries is None:
             why = "did not show the record in time" if asked.outcome is None else f"refused it ({asked.outcome.code})"
             raise AdminError(
