@@ -32,6 +32,8 @@ class ParksAccount(Account):
         #: What the operator has given up for sure (discarded: may have), and set aside by hand.
         self.given_up: set[Place] = set()
         self.by_hand: set[Place] = set()
+        #: What was opened again, and since when (monotonic, s).
+        self.redone: list[tuple[Place, float]] = []
         #: Processes that were asked, and what their health said last.
         self.health: dict[str, tuple[bool, str]] = {}
 
@@ -92,4 +94,8 @@ class ParksAccount(Account):
             for place in ((partition, offset) for offset in range(count)):
                 if self._message(*place).value == POISON or self._died(place):
                     odd.add(place)
+        last = {(each.partition, each.offset): each.began for each in sorted(self.tries, key=lambda each: each.began)}
+        for place, since in self.redone:
+            if last[place] < since and place not in odd:
+                yield f"{place} was opened again at {since:.3f}, and not begun since: {self._story(place)}"
         yield from self.violations(written, odd, is_once=False)

@@ -16,9 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from kafka_marshal.admin import RedoPlan
 from kafka_marshal.admin.open_messages import OpenMessage
 from tests.campaigns.frame import AWAY, Campaign, Crew, Place, Result, Say, Settings, run_campaign
 from tests.campaigns.parks.account import ParksAccount, Written
@@ -97,6 +99,8 @@ class Parks(Campaign[Options]):
         return Group(kind, name, self.crew(posts, job), ParksAccount(self.message))
 
     def story(self) -> None:
+        #: File of a redo → when it was planned.
+        self.planned: dict[Path, float] = {}
         self.release, self.rate = "good", self.options.rate
         self.is_plain = self.options.story != "faults"
         for group in self.groups:
@@ -124,7 +128,7 @@ class Parks(Campaign[Options]):
         return {self.kill: options.kill_every_s, self.stop: options.stop_every_s, self.leave: options.leave_every_s}
 
     def operates(self) -> Mapping[Callable[[], None], float]:
-        acts = [self.redrive, self.park, self.discard]
+        acts = [self.redrive, self.park, self.discard, self.redo]
         if self.may_kill:
             acts += [self.freeze, self.restart]
         every = dict.fromkeys(acts, len(acts) * self.options.operator_every_s)
@@ -162,6 +166,34 @@ class Parks(Campaign[Options]):
                 group.account.by_hand.update(place[1:] for place in found)
                 with self.admin() as admin:
                     self.counts["parked by hand"] += len(admin.park(group.name, found).messages)
+
+    def redo(self) -> None:
+        """Ten plain messages, by their offsets or by their places; what was interrupted is carried on."""
+        for group in self.groups:
+            file = self.folder / f"redo-{group.kind}.json"
+            partition = self.rng.randrange(self.options.partitions)
+            first = self.rng.randrange(max(1, self.stable(group.name).get(partition, 0)))
+            offsets = range(first, first + 10)
+            with self.admin() as admin:
+                if file.exists():
+                    plan = RedoPlan.read(file)
+                elif any(self.message(partition, offset).value != b"x" for offset in offsets):
+                    continue
+                elif self.rng.random() < 0.5:
+                    plan = admin.plan_redo(group.name, {(self.topic, partition): (first, first + 9)})
+                else:
+                    plan = admin.plan_redo(group.name, {}, messages=[(self.topic, partition, each) for each in offsets])
+                since = self.planned.setdefault(file, time.monotonic())
+                # Rarely too small for all: the plan waits for the workers, and is interrupted with the broker.
+                admin.redo(plan, path=file, rate=self.rng.choice((4, 1_000)))
+            plan = RedoPlan.read(file)
+            file.unlink()
+            del self.planned[file]
+            spans = [(each.partition, span) for each in plan.records for span in each.spans]
+            group.account.redone += [
+                ((number, offset), since) for number, span in spans for offset in range(span.first, span.last + 1)
+            ]
+            self.counts["redone"] += plan.messages
 
     # The end.
 
