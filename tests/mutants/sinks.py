@@ -5,12 +5,13 @@ from __future__ import annotations
 from tests.mutants.mutation import Mutation
 
 _CUT = "cut += [(first, lo - 1, before), (max(first, lo), min(last, hi), epoch), (hi + 1, last, before)]"
-_INSERTED = "inserted, intervals, row = self._run_all("
+_INSERTED = "inserted, intervals, redone, row = self._run_all("
 #: What is stored is read before the insert, and again in vain.
 _EARLY = (
     "early = [self._run(_COVERING, (*self._of, -1, *self._of, -1, 2**62)).fetchall(), "
     "self._run(ROW, self._of).fetchall()]; "
-    "inserted, intervals, row = (lambda *three: (self._run_all(*three)[0], *early))("
+    "inserted, intervals, redone, row = "
+    "(lambda *four: ((found := self._run_all(*four))[0], early[0], found[2], early[1]))("
 )
 _STABLE = "known = besides if is_free and of.is_newest(fences) else ()"
 
@@ -226,8 +227,8 @@ SINKS: tuple[Mutation, ...] = (
     Mutation(
         "a parked message that stays counts as written after a rewind",
         "DoneRecords.rewind",
-        "at = offset + 1",
-        "at = offset",
+        "self._put(left_out([(0, to)], aside))",
+        "self._put([(0, to)])",
         "U15",
     ),
     Mutation(

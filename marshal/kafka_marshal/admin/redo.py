@@ -132,6 +132,15 @@ class RedoPlan:
         """How many are opened in all."""
         return sum(each.messages for each in self.partitions)
 
+    @property
+    def offsets(self) -> dict[TopicPartition, list[int]]:
+        """All of them, by partition: what ``sink.rewind(plan.group, redone=…)`` takes, before they are opened."""
+        return {
+            each.key: [offset for span in each.spans for offset in range(span.first, span.last + 1)]
+            for each in self.partitions
+            if each.spans
+        }
+
     def write(self, path: Path) -> None:
         """Write it to a file, whole or not at all. Raises ConfigurationError."""
         rows = asdict(self)

@@ -43,6 +43,7 @@ from kafka_marshal.sinks.claims import (
     kind_of,
     last_offset_of,
     nobody_yet,
+    redone_of,
     refuse_out_of_order,
     require_held,
     rewound,
@@ -75,7 +76,7 @@ _ALL_DONE = (
     "SELECT topic, partition, first_offset, last_offset FROM kafka_marshal_done WHERE group_id = ? "
     "ORDER BY first_offset"
 )
-_PARTITIONS_DONE = "SELECT DISTINCT topic, partition FROM kafka_marshal_done WHERE group_id = ?"
+_PARTITIONS_DONE = "SELECT DISTINCT group_id, topic, partition FROM kafka_marshal_done WHERE group_id IN (?, ?)"
 _SET_EPOCH = "UPDATE kafka_marshal_progress SET epoch = ? WHERE group_id = ? AND topic = ? AND partition = ?"
 _STORED = "SELECT topic, partition, last_offset, epoch FROM kafka_marshal_progress WHERE group_id = ?"
 #: In one statement: a partition may be split, or be whole again, at any moment.
@@ -276,7 +277,7 @@ class FencedSink(Dialect[Connection]):
         rows = self._rows_of(of.group_id)
         written = self._pool.written(rows, of.key)
         self._tidy(of, written)
-        with suppress(RollBackError), self._admitted(of, written) as (work, new):
+        with suppress(RollBackError), self._admitted(of, written) as (work, new, redone):
             done = self._done(work.connection, rows, of.key)
             tx = RecordTransaction(work.connection, [message for message, _ in of.messages], of.first_of_each(new))
             work.stage = "write"
@@ -287,16 +288,17 @@ class FencedSink(Dialect[Connection]):
             if aside := new & of.aside():
                 done.take_out(aside, new)
                 new -= aside
+            done.strike_out(redone & new)
             of.require_held()
         if new:
             with written.lock:
                 written.offsets.extend(new)
 
     @contextmanager
-    def _admitted(self, of: Records, written: Unmerged) -> Iterator[tuple[SinkWork[Connection], set[int]]]:
+    def _admitted(self, of: Records, written: Unmerged) -> Iterator[tuple[SinkWork[Connection], set[int], set[int]]]:
         """A transaction in which the keys of all messages have our epochs; they are entered before it if need be.
 
-        With the offsets that were not done, and now are.
+        With the offsets that were not done, and now are; and those of them that are written again (F10).
         """
         rows, are_new = self._rows_of(of.group_id), written.are_new
         for _ in range(_ENTRIES + are_new):
@@ -305,12 +307,12 @@ class FencedSink(Dialect[Connection]):
                 with self._work(begins=False) as work:
                     work.stage = "fence"
                     self._pool.require(DONE, self)
-                    new, stored = self._added(work.connection, of, are_new)
+                    new, stored, redone = self._added(work.connection, of, are_new)
                     # Only now, to be in one round trip: what it has added is rolled back.
                     if stored is None or not of.may_write(self._fences(work.connection, rows, of.key, stored.epoch)):
                         raise NotEnteredError
                     written.are_new = len(new) == len(of.offsets)
-                    yield work, new
+                    yield work, new, redone
                     return
             except NotEnteredError:
                 self._enter(of, written, entries)
@@ -322,8 +324,8 @@ class FencedSink(Dialect[Connection]):
             retry=True,
         )
 
-    def _added(self, connection: Connection, of: Records, are_new: bool) -> tuple[set[int], Written | None]:
-        """Begin a transaction of records: the offsets that were not done, and the partition's row."""
+    def _added(self, connection: Connection, of: Records, are_new: bool) -> tuple[set[int], Written | None, set[int]]:
+        """Begin a transaction of records: the offsets that were not done, the partition's row, and the redone."""
         rows = self._rows_of(of.group_id)
         run, begin = partial(self._run, connection), partial(self._shared, connection, rows, of.key)
         try:
@@ -416,11 +418,13 @@ class FencedSink(Dialect[Connection]):
     def rewind(
         self,
         group_id: str,
-        positions: Mapping[Key, int],
+        positions: Mapping[Key, int] | None = None,
         *,
         epochs: Mapping[Key, int | None] | None = None,
         kind: GroupKind = "claimed",
         parked: Mapping[Key, Iterable[int]] | None = None,
+        redone: Mapping[Key, Iterable[int]] | None = None,
+        undone: Mapping[Key, Iterable[int]] | None = None,
     ) -> None:
         """After a reposition of the group: take these as last offsets (-1: from the start), back or forward.
 
@@ -435,19 +439,34 @@ class FencedSink(Dialect[Connection]):
         ``parked``: of partitions, the offsets that were set aside and stay so: ``move.parked`` of the same. Those whose
         rows are not here are written when they are redriven; without it they count as written.
 
+        ``redone``: *before* messages are opened again (``Admin.redo``), once for each plan: ``plan.offsets``. Just
+        these are written when they come again; without it their handlers find them done, and the old rows stay. Their
+        rows are still there: let the statement be an upsert, or delete them. Without positions; the group works on.
+
+        ``undone``: ``plan.offsets`` again, of a redo that was undone, or is over: what was not written again counts as
+        written, as the rest of the partition.
+
         Call it before workers write after the reposition. Raises ConfigurationError if one has written already (epochs
         only), WrongEpochKindError, SinkError; nothing was changed then.
         """
         group_id = self._rows_of(arguments.text("group_id", group_id))
+        positions = {} if positions is None else positions
         arguments.offsets("positions", positions, -1)
         arguments.offsets("epochs", epochs or {})  # None, as of a move that was only planned, is refused
         entered_at = cast("Mapping[Key, int]", epochs or {})
         arguments.one_of("kind", kind, KINDS)
         claims = {key: Claim(*key, tokens_of(epoch, kind), -1) for key, epoch in entered_at.items()}
-        aside = arguments.a_mapping("parked", parked, "a mapping of (topic, partition) to offsets")
-        arguments.partitions("parked", aside)
-        for key, offsets in aside.items():
-            aside[key] = [arguments.a_whole(f"parked: an offset of {key!r}", each) for each in offsets]
+        aside, opened, closed = (
+            _offsets(*each) for each in (("parked", parked), ("redone", redone), ("undone", undone))
+        )
+        if opened or closed:
+            if positions or claims or aside:
+                raise ConfigurationError(
+                    "sink.rewind: redone and undone are of a group that works on, the others of one that was "
+                    "repositioned. Nothing was changed. Call it once for each"
+                )
+            self._redo(group_id, opened, closed)
+            return
         with self._work(group_id, sorted(claims)) as work:
             wanted = claims.keys() | (positions.keys() & self._stored(work.connection, group_id).keys())
             for key, stored in self._lock_rows(work.connection, group_id, sorted(wanted)).items():
@@ -464,6 +483,18 @@ class FencedSink(Dialect[Connection]):
                     done.rewind(stored.last_offset, positions[key], aside.get(key, ()))
                 else:
                     done.set_last_offset(positions[key])
+
+    def _redo(self, group_id: str, opened: Mapping[Key, list[int]], closed: Mapping[Key, list[int]]) -> None:
+        """F10: what is to be written again, and what is not any more; one transaction for all partitions."""
+        with self._work(group_id, sorted(opened)) as work:
+            wanted = opened.keys() | (closed.keys() & self._stored(work.connection, group_id).keys())
+            for key, stored in self._lock_rows(work.connection, group_id, sorted(wanted)).items():
+                self._pool.require(DONE, self)
+                done = self._done(work.connection, group_id, key)
+                if offsets := opened.get(key):
+                    done.reopen(stored.last_offset, offsets)
+                elif offsets := closed.get(key):
+                    done.close_again(stored.last_offset, offsets)
 
     def restore(self, restore: Restore, undo: Undo[Connection]) -> None:
         """In ``on_restore`` of a group that takes checkpoints: take back what was written beyond the pieces' positions.
@@ -530,7 +561,8 @@ class FencedSink(Dialect[Connection]):
                     self._run(work.connection, _DROP_FENCES, (group_id, *key))
             self._run(work.connection, "DELETE FROM kafka_marshal_progress WHERE group_id = ?", (group_id,))
             if self._pool.has(DONE):
-                self._run(work.connection, "DELETE FROM kafka_marshal_done WHERE group_id = ?", (group_id,))
+                everything = group_id, redone_of(group_id)
+                self._run(work.connection, "DELETE FROM kafka_marshal_done WHERE group_id IN (?, ?)", everything)
 
     def close(self) -> None:
         """Close idle connections; transactions that run end in peace. A second call does nothing."""
@@ -595,9 +627,16 @@ class FencedSink(Dialect[Connection]):
         """Where single records are done beyond the last offset, the last-offset form would write them again."""
         if not self._pool.has(DONE):
             return
-        found = {tuple(row) for row in self._run(connection, _PARTITIONS_DONE, (group_id,)).fetchall()}
+        rows = self._run(connection, _PARTITIONS_DONE, (group_id, redone_of(group_id))).fetchall()
+        found = {tuple(row) for row in rows}
         for each in wanted:
-            if each.key not in found:
+            if (redone_of(group_id), *each.key) in found:
+                raise ConfigurationError(
+                    f"{each.topic} [{each.partition}]: messages are to be written again (redo), and a last offset "
+                    f"would hide them. {NOTHING_WRITTEN}. Use sink.records(…); or, so that the old rows stay, "
+                    f"sink.rewind({group_of(group_id)!r}, undone=…)"
+                )
+            if (group_id, *each.key) not in found:
                 continue
             last, kept = self._done(connection, group_id, each.key).merge(stored[each.key].last_offset)
             stored[each.key] = replace(stored[each.key], last_offset=last)
@@ -614,6 +653,16 @@ class FencedSink(Dialect[Connection]):
     def _done(self, connection: Connection, group_id: str, key: Key) -> DoneRecords:
         run, run_all = partial(self._run, connection), partial(self._run_all, connection)
         return self._records(run, run_all, self._lists, group_id, key)
+
+
+def _offsets(name: str, given: object) -> dict[Key, list[int]]:
+    """Of an argument that has offsets by partition: ascending, each once. Raises ConfigurationError."""
+    found = arguments.a_mapping(name, given, "a mapping of (topic, partition) to offsets")
+    arguments.partitions(name, found)
+    return {
+        key: sorted({arguments.a_whole(f"{name}: an offset of {key!r}", each) for each in offsets})
+        for key, offsets in found.items()
+    }
 
 
 def merged_in(

@@ -12,7 +12,7 @@ them for newer epochs, and is refused.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -124,6 +124,17 @@ def interval_merged(last_offset: int, intervals: Sequence[Interval]) -> tuple[in
     return last_offset, kept
 
 
+def left_out(intervals: Iterable[Interval], offsets: Sequence[int]) -> list[Interval]:
+    """Ascending intervals without these ascending offsets."""
+    kept: list[Interval] = []
+    for first, end in intervals:
+        for offset in offsets[bisect_left(offsets, first) : bisect_right(offsets, end)]:
+            kept.append((first, offset - 1))
+            first = offset + 1
+        kept.append((first, end))
+    return [each for each in kept if each[0] <= each[1]]
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """What a sink knows of one partition."""
@@ -228,6 +239,11 @@ def nobody_yet(kind: GroupKind) -> int:
 def rows_of(group_id: str, name: str | None) -> str:
     """What stands for the group in the rows of a sink with this name."""
     return group_id if name is None else f"{group_id}{NAMED}{name}"
+
+
+def redone_of(rows: str) -> str:
+    """What stands for the group in the rows of offsets that are to be written again (F10); no sink has that name."""
+    return f"{rows}{NAMED}{NAMED}"
 
 
 def group_of(rows: str) -> str:

@@ -14,7 +14,7 @@ from contextlib import (
 )
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, NamedTuple, NoReturn, cast
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
@@ -116,6 +116,13 @@ class _Found(Rows):
         return self
 
 
+class _Admitted(NamedTuple):
+    """The offsets that were not done, and now are; and those of them that are written again (F10)."""
+
+    new: set[int]
+    redone: set[int]
+
+
 class ConnectionSink(FencedSink[Any]):
     """A fenced sink on a connection of the program's own: all it does is part of the transaction that runs there.
 
@@ -186,24 +193,26 @@ class ConnectionSink(FencedSink[Any]):
             of.refuse_kind(before)
             self._set_fences(link, rows, key, stored.epoch, entered(before, of.tokens))
 
-    def _admit(self, link: Link, of: Records) -> tuple[FencedMessages, set[int]]:
+    def _admit(self, link: Link, of: Records) -> tuple[FencedMessages, _Admitted]:
         """The begin of the block: what is new is stored as done."""
         rows, key = self._rows_of(of.group_id), of.key
-        new, stored = self._done(link, rows, key).add(of.offsets)
+        new, stored, redone = self._done(link, rows, key).add(of.offsets)
         if stored is None or not of.may_write(self._fences(link, rows, key, stored.epoch)):
             raise SinkError(
                 f"{self._name()}: another program changed what is stored of {key[0]} [{key[1]}] (forget()? "
                 f"convert()?) at this moment. {_UNDONE}. {_RUN_AGAIN}.",
                 retry=True,
             )
-        return FencedMessages([message for message, _ in of.messages], of.first_of_each(new)), new
+        return FencedMessages([message for message, _ in of.messages], of.first_of_each(new)), _Admitted(new, redone)
 
     def _settle(
-        self, link: Link, of: Records, new: set[int], aside: set[int], besides: Sequence[tuple[int, int]] | None
+        self, link: Link, of: Records, admitted: _Admitted, aside: set[int], besides: Sequence[tuple[int, int]] | None
     ) -> None:
         """The end of the block. besides: what is done without the sink, to merge; None: not now."""
-        if aside := new & aside:
-            self._done(link, self._rows_of(of.group_id), of.key).take_out(aside, new)
+        done = self._done(link, self._rows_of(of.group_id), of.key)
+        if aside := admitted.new & aside:
+            done.take_out(aside, admitted.new)
+        done.strike_out(admitted.redone - aside)
         if besides is not None:
             merged_in(self, link, of, besides, -1, "free")
         of.require_held()
@@ -370,10 +379,10 @@ class FenceBlock(AbstractContextManager[FencedMessages], AbstractAsyncContextMan
         sink, link, of = self._sink, self._link, self._of
         sink._begin(link, of, self._waits)
         with self._kept_open(), suppress(RollBackError), link.nested():
-            tx, new = sink._admit(link, of)
+            tx, admitted = sink._admit(link, of)
             yield tx
             tx._check(of.is_single)
-            sink._settle(link, of, new, of.aside(), self._besides())
+            sink._settle(link, of, admitted, of.aside(), self._besides())
             self._is_settled = True
 
     @asynccontextmanager
@@ -382,11 +391,11 @@ class FenceBlock(AbstractContextManager[FencedMessages], AbstractAsyncContextMan
         await link.perform(lambda on: sink._begin(on, of, self._waits))
         with self._kept_open(), suppress(RollBackError):
             async with link.nested():
-                tx, new = await link.perform(lambda on: sink._admit(on, of))
+                tx, admitted = await link.perform(lambda on: sink._admit(on, of))
                 yield tx
                 tx._check(of.is_single)
                 aside, besides = of.aside(), self._besides()
-                await link.perform(lambda on: sink._settle(on, of, new, aside, besides))
+                await link.perform(lambda on: sink._settle(on, of, admitted, aside, besides))
                 self._is_settled = True
 
     def _besides(self) -> Sequence[tuple[int, int]] | None:

@@ -26,7 +26,17 @@ from kafka_marshal.errors import (
     StaleEpochError,
     WrongEpochKindError,
 )
-from kafka_marshal.sinks.claims import NAMED, NOTHING_WRITTEN, Fence, Interval, Written, interval_merged, rows_of
+from kafka_marshal.sinks.claims import (
+    NAMED,
+    NOTHING_WRITTEN,
+    Fence,
+    Interval,
+    Written,
+    interval_merged,
+    left_out,
+    redone_of,
+    rows_of,
+)
 from kafka_marshal.types import Key
 
 
@@ -401,6 +411,9 @@ _FROM = (
 #: The same, up to another offset.
 _FROM_TO = _FROM.replace(" ORDER BY first_offset", " AND first_offset <= ? ORDER BY first_offset")
 _SET_LAST_OFFSET = "UPDATE kafka_marshal_progress SET last_offset = ? WHERE OURS"
+#: Of those to be written again (F10): each is a row.
+_REDONE = "SELECT first_offset FROM kafka_marshal_done WHERE OURS ORDER BY first_offset"
+_REDONE_BETWEEN = "SELECT first_offset FROM kafka_marshal_done WHERE OURS AND first_offset >= ? AND first_offset <= ?"
 _DROP_BELOW = "DELETE FROM kafka_marshal_done WHERE OURS AND first_offset <= ? AND last_offset <= ?"
 _DROP_SOME = "DELETE FROM kafka_marshal_done WHERE OURS AND first_offset IN (SELECT one.value FROM OFFSETS)"
 _ADD = "INSERT INTO kafka_marshal_done SELECT ?, ?, ?, one.value, one.last FROM INTERVALS"
@@ -432,6 +445,7 @@ class DoneRecords:
         self._run_all = run_all
         self._lists = lists
         self._of = (group_id, *key)
+        self._redone_of = (redone_of(group_id), *key)
 
     def _run(self, sql: str, parameters: Sequence[Any]) -> Any:
         return self._run_sql(self._sql(sql), parameters)
@@ -440,19 +454,21 @@ class DoneRecords:
         sql = sql.replace("BEFORE", _BEFORE).replace("OURS", _OURS).replace("OFFSETS", self._lists.offsets)
         return sql.replace("INTERVALS", self._lists.intervals)
 
-    def add(self, offsets: list[int], *, are_new: bool = False) -> tuple[set[int], Written | None]:
-        """Store ascending offsets as done; those that were not, and the partition's row, if there is one.
+    def add(self, offsets: list[int], *, are_new: bool = False) -> tuple[set[int], Written | None, set[int]]:
+        """Store ascending offsets as done; those that were not, the partition's row, if there is one, and the redone.
 
-        It waits for others that store the same.
+        The redone are those of the new ones that are written again (F10), to be struck out. It waits for others that
+        store the same.
 
         are_new: probably all of them; the driver's error of a row that is there already if one is not.
         """
         insert, values = (_INSERT, [json.dumps(offsets)]) if len(offsets) > 1 else (_INSERT_ONE, offsets * 2)
         # Rows may be merged into others while the insertion waits, so the others come after it. And intervals into the
         # last offset between the two.
-        inserted, intervals, row = self._run_all(
+        inserted, intervals, redone, row = self._run_all(
             (self._sql(insert if are_new else insert + _UNLESS_THERE), (*self._of, *values)),
             (self._sql(_COVERING + _SEVERAL), (*self._of, offsets[0], *self._of, offsets[0], offsets[-1])),
+            (self._sql(_REDONE_BETWEEN), (*self._redone_of, offsets[0], offsets[-1])),
             (ROW, self._of),
         )
         new = set(offsets) if are_new else {offset for (offset,) in inserted}
@@ -463,7 +479,7 @@ class DoneRecords:
             done = {x for x in new if x <= below or any(begin < x <= end for begin, end in intervals)}
         if done:  # intervals never overlap, even if the block commits by itself
             self._run(_DROP_SOME, (*self._of, json.dumps(sorted(done))))
-        return new - done, stored
+        return new - done, stored, {offset for (offset,) in redone} & (new - done)
 
     def set_last_offset(self, offset: int) -> None:
         """Of the partition, whose row must be locked."""
@@ -473,11 +489,36 @@ class DoneRecords:
         """Some of the offsets that this transaction has added are not done after all."""
         self._run(_DROP_SOME, (*self._of, json.dumps(sorted(offsets))))
 
+    def strike_out(self, offsets: set[int]) -> None:
+        """These are written again, by this transaction (F10)."""
+        if offsets:
+            self._run(_DROP_SOME, (*self._redone_of, json.dumps(sorted(offsets))))
+
+    def reopen(self, last_offset: int, offsets: Sequence[int]) -> None:
+        """These ascending offsets are to be written again, whether they were stored or not. Its row is locked."""
+        stored = self._run(_FROM, (*self._of, *self._of, -1)).fetchall()
+        last, done = interval_merged(last_offset, stored)
+        self._put(left_out([(0, last), *done], offsets))
+        self.strike_out(set(offsets))
+        self._run(_ADD, (*self._redone_of, json.dumps([(each, each) for each in offsets])))
+
+    def close_again(self, last_offset: int, offsets: Sequence[int]) -> None:
+        """Those of these ascending offsets that are yet to be written again are done. Its row is locked."""
+        redone = [each for each in self._redone() if each in set(offsets)]
+        self.strike_out(set(redone))
+        self.merge(last_offset, [(each, each) for each in redone])
+
+    def _redone(self) -> list[int]:
+        return [offset for (offset,) in self._run(_REDONE, self._redone_of).fetchall()]
+
     def merge(self, last_offset: int, besides: Sequence[Interval] = (), since: int = -1) -> tuple[int, list[Interval]]:
         """Merge intervals from offset ``since`` on, and with the last offset; what is left. Its row must be locked.
 
-        last_offset: as stored. besides: ascending, they are done, too. Few statements, whatever there is to merge.
+        last_offset: as stored. besides: ascending, they are done, too, but those to be written again (F10). Few
+        statements, whatever there is to merge.
         """
+        if besides:
+            besides = left_out(besides, self._redone())
         beyond = [each for each in besides if each[1] > last_offset]
         if beyond and (len(beyond) > 1 or beyond[0][0] > last_offset + 1):
             since = -1  # between open messages: it may meet any row
@@ -502,11 +543,7 @@ class DoneRecords:
         for first, end in ((to + 1, last_offset), *stored):
             within = ((max(first, begin, to + 1), min(end, last)) for begin, last in ranges)
             kept += [each for each in within if each[0] <= each[1]]
-        last, merged = interval_merged(min(last_offset, to), sorted(kept))
-        self.drop()
-        if merged:
-            self._run(_ADD, (*self._of, json.dumps(merged)))
-        self.set_last_offset(last)
+        self._put([(0, min(last_offset, to)), *sorted(kept)])
 
     def rewind(self, last_offset: int, to: int, parked: Sequence[int]) -> None:
         """Everything up to offset ``to`` is done, but those that are parked and not stored now. Its row is locked.
@@ -514,36 +551,41 @@ class DoneRecords:
         last_offset: as stored. What is above is forgotten.
         """
         stored = self._run(_FROM, (*self._of, *self._of, -1)).fetchall() if parked else []
-        firsts, kept, at = [first for first, _ in stored], list[Interval](), 0
+        firsts = [first for first, _ in stored]
+        aside = list[int]()
         for offset in sorted(set(parked)):
             place = bisect_right(firsts, offset) - 1
-            if last_offset < offset <= to and not (place >= 0 and offset <= stored[place][1]):
-                kept.append((at, offset - 1))
-                at = offset + 1
-        last, kept = interval_merged(-1, [each for each in (*kept, (at, to)) if each[0] <= each[1]])
-        self.drop()
+            if last_offset < offset and not (place >= 0 and offset <= stored[place][1]):
+                aside.append(offset)
+        self._put(left_out([(0, to)], aside))
+        self._run(_DROP, self._redone_of)
+
+    def _put(self, intervals: Sequence[Interval]) -> None:
+        """Just these ascending ones are done."""
+        last, kept = interval_merged(-1, intervals)
+        self._run(_DROP, self._of)
         if kept:
             self._run(_ADD, (*self._of, json.dumps(kept)))
         self.set_last_offset(last)
-
-    def drop(self) -> None:
-        """All of them."""
-        self._run(_DROP, self._of)
 
 
 class SerialDoneRecords(DoneRecords):
     """The same in a database where no other transaction runs meanwhile: neighbours are one interval from the start."""
 
-    def add(self, offsets: list[int], *, are_new: bool = False) -> tuple[set[int], Written | None]:
-        """Store ascending offsets as done; those that were not, and the partition's row, if there is one."""
+    def add(self, offsets: list[int], *, are_new: bool = False) -> tuple[set[int], Written | None, set[int]]:
+        """Store ascending offsets as done; those that were not, and more, as above."""
         between = (*self._of, *self._of, offsets[0], offsets[-1])
-        found, row = self._run_all((self._sql(_FROM_TO), between), (ROW, self._of))
+        found, redone, row = self._run_all(
+            (self._sql(_FROM_TO), between),
+            (self._sql(_REDONE_BETWEEN), (*self._redone_of, offsets[0], offsets[-1])),
+            (ROW, self._of),
+        )
         stored = Written(*row[0]) if row else None
         last, done = interval_merged(stored.last_offset if stored else -1, found)
         firsts = [first for first, _ in done]
         new = [x for x in offsets if x > last and not ((at := bisect_right(firsts, x)) and x <= done[at - 1][1])]
         self._add(new)
-        return set(new), stored
+        return set(new), stored, {offset for (offset,) in redone} & set(new)
 
     def take_out(self, offsets: set[int], added: set[int]) -> None:
         """Some of the offsets that this transaction has added are not done after all."""
