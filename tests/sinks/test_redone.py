@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.sinks import FencedSink, SqliteSink, Written
+from kafka_marshal.sinks import FencedSink, PostgresSink, SqliteSink, Written
 from tests.sinks.conftest import Kind
 from tests.sinks.programs import AsSink, Program
 from tests.sinks.test_connections import program, several
@@ -119,7 +119,7 @@ def test_one_that_is_set_aside_within_the_block_stays_open(kind: Kind) -> None:
     sink.rewind(GROUP, redone={T0: [4, 5]})
     with of_batch(71, tuple) as batch, sink.records(batch) as tx:
         assert [each.offset() for each in tx.new] == [4, 5]
-        batch._look.aside_of = lambda _: {5}  # type: ignore[method-assign]
+        batch._look.aside_of = lambda _: {5}
     assert redone(kind) == [5]
     assert sink.progress(GROUP)[T0] == Written(4, 7, ranges=((6, 9),))
     assert write(kind, sink, 72, [4, 5]) == [5]
@@ -203,8 +203,7 @@ def test_a_reposition_and_forget_end_it(kind: Kind) -> None:
 
 
 def test_a_named_sink_has_its_own(kind: Kind) -> None:
-    where = kind.where
-    named: Any = SqliteSink(where, name="b") if kind.name == "sqlite" else type(kind.sink())(where, name="b")
+    named: Any = (SqliteSink if kind.name == "sqlite" else PostgresSink)(kind.where, name="b")
     kind.opened.append(named)
     plain = filled(kind)
     write_all(kind, named, range(4))
