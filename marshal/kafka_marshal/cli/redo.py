@@ -23,6 +23,7 @@ from kafka_marshal.observe.text import clock_text, count, local_ms, time_text
 
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin, Redone, RedoPartition, RedoPlan
+    from kafka_marshal.admin.open_messages import Settled
     from kafka_marshal.types import Target
 
     #: Partition → the first and the last offset, or times from … until; None: all.
@@ -99,7 +100,7 @@ def _offsets(_: Options, __: str, text: str) -> tuple[int, int]:
     "--plan",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="The file of the plan (a new file in the working directory).",
+    help="The file of the plan (a new file in the working directory); with --dry-run it is saved, too.",
 )
 @click.option(
     "--rate",
@@ -132,8 +133,10 @@ def redo(
     The plan is saved to a file, which is named: after an interruption --from-file FILE carries it on, and nothing is
     opened twice. --undo FILE counts what is still open of it as done.
 
-    Rows of a fenced sink stay as they are: tell it first (docs/redo.md). Groups that take checkpoints go back by
-    rollback, those with transactions by release-group.
+    A fenced sink leaves these messages out as done, unless a program tells it first: --dry-run --plan FILE saves the
+    plan, sink.rewind(plan.group, redone=plan.offsets) opens them there, and --from-file FILE here (docs/redo.md).
+
+    Groups that take checkpoints go back by rollback, those with transactions by release-group.
 
     \b
     Exit status: 0 done; 1 not done, not confirmed, nothing of it is done, or some of it was left as it is; 2 wrong use;
@@ -152,7 +155,7 @@ def redo(
         if undo is not None:
             return _undo(options, admin, group, undo)
         path, made = _made(options, admin, group, from_file, _wish(options, places, times or offsets), keys)
-        return _redo(options, admin, made, path or plan, rate)
+        return _redo(options, admin, made, path, plan, rate)
 
 
 def _undo(options: Options, admin: Admin, group: str, file: str) -> int:
@@ -160,13 +163,18 @@ def _undo(options: Options, admin: Admin, group: str, file: str) -> int:
 
     made = RedoPlan.read(file)
     made.check(group, options.topic)
+
+    def say_undone(found: Settled, done: bool) -> None:
+        say_settled(found, done)
+        note(options, f"a fenced sink that was told of it, too: {_rewind(Path(file), 'undone')}")
+
     return carry_out(
         options,
         lambda: admin.undo_redo(made, dry_run=True),
         question=f"Count what is still open of {file} as done?",
         do=lambda: admin.undo_redo(made),
         if_interrupted="Some may count as done; the same command continues.",
-        say=say_settled,
+        say=say_undone,
         json=settled_json,
         status=lambda found: NO if found.left else DONE,
     )
@@ -223,7 +231,8 @@ def _messages(file: str, text: str) -> list[tuple[str, int, int]]:
     return found
 
 
-def _redo(options: Options, admin: Admin, made: RedoPlan, path: Path | None, rate: int) -> int:
+def _redo(options: Options, admin: Admin, made: RedoPlan, path: Path | None, plan: Path | None, rate: int) -> int:
+    """path: the file that the plan has already; plan: the one that it is to have."""
     from kafka_marshal.admin import Redone
     from kafka_marshal.admin.positions import plan_path
 
@@ -234,8 +243,18 @@ def _redo(options: Options, admin: Admin, made: RedoPlan, path: Path | None, rat
             _say_plan(Redone(made))
             note(options, f"nothing of it is done, so there is nothing to do again. {NOT_DONE}")
         return DONE if options.dry_run else NO
-    path = path or plan_path(made.group, "redo")
+    path = path or plan or plan_path(made.group, "redo")
     carries_on = f"kafka-marshal redo {quote(made.group)} --from-file {quote(str(path))}{options.reach()}"
+
+    is_saved = path.exists()
+    if options.dry_run and plan is not None:
+        made.write(plan)
+        is_saved = True
+
+    def show(found: Redone) -> None:
+        _say_plan(found)
+        told = f"{_rewind(path, 'redone')}; then: {carries_on}" if is_saved else "first --dry-run --plan FILE"
+        note(options, f"a fenced sink leaves these out as done, unless it is told, once, before: {told}")
 
     def do() -> Redone:
         with progress("opening") as show:
@@ -251,12 +270,12 @@ def _redo(options: Options, admin: Admin, made: RedoPlan, path: Path | None, rat
     return carry_out(
         options,
         lambda: Redone(made),
-        show=_say_plan,
+        show=show,
         question=f"Have {count(made.messages, 'message')} of group {made.group} handled again?",
         do=do,
         if_interrupted=f"Some may be opened. To carry on: {carries_on}",
         say=say_done,
-        json=_json(options, path),
+        json=_json(options, path, is_saved),
         status=lambda found: NO if found.left else DONE,
     )
 
@@ -296,13 +315,18 @@ def _say_left(found: Redone) -> None:
         say(f"… and {len(found.left) - _LISTED:,} more are left as they are (--json lists all).")
 
 
-def _json(options: Options, path: Path | None) -> Callable[[Redone, bool], dict[str, object]]:
+def _rewind(path: Path, which: str) -> str:
+    """How a program tells its sink."""
+    return f"plan = RedoPlan.read({str(path)!r}); sink.rewind(plan.group, {which}=plan.offsets)"
+
+
+def _json(options: Options, path: Path | None, is_saved: bool = False) -> Callable[[Redone, bool], dict[str, object]]:
     def row(found: Redone, done: bool) -> dict[str, object]:
         return {
             "group": found.plan.group,
             "done": done,
             "opened": found.opened,
-            "plan": str(path) if done else None,
+            "plan": str(path) if done or is_saved else None,
             "times": times_json(options),
             "partitions": [
                 {
