@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from kafka_marshal import Marshal
+from kafka_marshal.admin import RedoPlan
+from kafka_marshal.sinks import SqliteSink
 from tests.cli.harness import Command, Terminal
 from tests.cli.test_kafka import Append, append, cluster
 from tests.cli.test_open_messages import orders, parked
@@ -47,6 +49,32 @@ def test_it_shows_asks_opens_and_is_undone(
     undone = kafka("redo", "g", "--undo", str(file), "--yes")
     assert (undone.status, undone.out) == (0, "3 messages of group g count as done.\n")
     assert open_now(kafka) == ["1", "3", "6", "8"]
+
+
+def test_a_saved_plan_is_what_a_fenced_sink_is_told_before_it_is_opened(
+    kafka: Command, parked: Append, orders: str, tmp_path: Path
+) -> None:
+    file, sink = tmp_path / "plan.json", SqliteSink(tmp_path / "rows.db")
+    told = "a fenced sink leaves these out as done, unless it is told, once, before: "
+    wanted = ("redo", "g", orders, "--offsets", "0..4", "--dry-run")
+    assert f"{told}first --dry-run --plan FILE" in kafka(*wanted).err
+    ran = kafka(*wanted, "--plan", file)
+    assert ran.status == 0
+    assert f"{told}plan = RedoPlan.read({str(file)!r}); sink.rewind(plan.group, redone=plan.offsets); then: " in ran.err
+    assert f"redo g --from-file {file}" in ran.err
+    assert open_now(kafka) == ["1", "3", "6", "8"]
+    plan = RedoPlan.read(file)
+    assert plan.offsets == {(orders, 0): [0, 2, 4]}
+    sink.rewind("g", {(orders, 0): -1}, epochs={(orders, 0): 0})
+    sink.rewind(plan.group, redone=plan.offsets)
+    again = kafka("redo", "g", "--from-file", file, "--yes")
+    assert (again.status, again.lines[-1]) == (0, "group g: 3 messages are opened again.")
+    assert open_now(kafka) == ["0", "1", "2", "3", "4", "6", "8"]
+    undone = kafka("redo", "g", "--undo", file, "--yes")
+    assert f"plan = RedoPlan.read({str(file)!r}); sink.rewind(plan.group, undone=plan.offsets)" in undone.err
+    found = json.loads(kafka(*wanted, "--plan", tmp_path / "other.json", "--json").out)
+    assert (found["done"], found["plan"]) == (False, str(tmp_path / "other.json"))
+    sink.close()
 
 
 def test_json_and_messages_of_a_file(kafka: Command, parked: Append, orders: str, tmp_path: Path) -> None:
