@@ -51,11 +51,11 @@ def test_it_shows_asks_opens_and_is_undone(
     assert open_now(kafka) == ["1", "3", "6", "8"]
 
 
-def test_a_saved_plan_is_what_a_fenced_sink_is_told_before_it_is_opened(
+def test_a_fenced_sink_is_rewound_by_a_saved_plan_before_it_is_opened(
     kafka: Command, parked: Append, orders: str, tmp_path: Path
 ) -> None:
     file, sink = tmp_path / "plan.json", SqliteSink(tmp_path / "rows.db")
-    told = "a fenced sink leaves these out as done, unless it is told, once, before: "
+    told = "a fenced sink leaves these out as done, unless it is rewound, once, before: "
     wanted = ("redo", "g", orders, "--offsets", "0..4", "--dry-run")
     assert f"{told}first --dry-run --plan FILE" in kafka(*wanted).err
     ran = kafka(*wanted, "--plan", file)

@@ -46,7 +46,7 @@ def redone(kind: Kind) -> list[int]:
 
 
 def test_just_these_offsets_are_new_once(kind: Kind) -> None:
-    """By one record, or in a batch, at a member with its old epoch: nothing else is opened, and nobody is refused."""
+    """By one record, or in a batch, at a member with its old epoch: nothing else is opened, and no writer is refused."""
     sink = filled(kind)
     kind.sink().rewind(GROUP, redone={T0: [5, 2, 2, 7]})
     assert sink.progress(GROUP)[T0] == Written(1, 7, ranges=((3, 4), (6, 6), (8, 9)))

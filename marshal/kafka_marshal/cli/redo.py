@@ -133,7 +133,7 @@ def redo(
     The plan is saved to a file, which is named: after an interruption --from-file FILE carries it on, and nothing is
     opened twice. --undo FILE counts what is still open of it as done.
 
-    A fenced sink leaves these messages out as done, unless a program tells it first: --dry-run --plan FILE saves the
+    A fenced sink leaves these messages out as done, unless a program rewinds it first: --dry-run --plan FILE saves the
     plan, sink.rewind(plan.group, redone=plan.offsets) opens them there, and --from-file FILE here (docs/redo.md).
 
     Groups that take checkpoints go back by rollback, those with transactions by release-group.
@@ -166,7 +166,7 @@ def _undo(options: Options, admin: Admin, group: str, file: str) -> int:
 
     def say_undone(found: Settled, done: bool) -> None:
         say_settled(found, done)
-        note(options, f"a fenced sink that was told of it, too: {_rewind(Path(file), 'undone')}")
+        note(options, f"a fenced sink that was rewound, too: {_rewind(Path(file), 'undone')}")
 
     return carry_out(
         options,
@@ -253,8 +253,8 @@ def _redo(options: Options, admin: Admin, made: RedoPlan, path: Path | None, pla
 
     def show(found: Redone) -> None:
         _say_plan(found)
-        told = f"{_rewind(path, 'redone')}; then: {carries_on}" if is_saved else "first --dry-run --plan FILE"
-        note(options, f"a fenced sink leaves these out as done, unless it is told, once, before: {told}")
+        how = f"{_rewind(path, 'redone')}; then: {carries_on}" if is_saved else "first --dry-run --plan FILE"
+        note(options, f"a fenced sink leaves these out as done, unless it is rewound, once, before: {how}")
 
     def do() -> Redone:
         with progress("opening") as show:
@@ -316,7 +316,7 @@ def _say_left(found: Redone) -> None:
 
 
 def _rewind(path: Path, which: str) -> str:
-    """How a program tells its sink."""
+    """What a program does to its sink."""
     return f"plan = RedoPlan.read({str(path)!r}); sink.rewind(plan.group, {which}=plan.offsets)"
 
 
