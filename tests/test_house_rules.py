@@ -165,7 +165,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "pipeline": (21, 8_063),
     "rationalizer": (42, 10_197),
     "runner": (4, 620),
-    "sinks": (9, 3_600),
+    "sinks": (9, 3_719),
     "snapshots": (5, 1_030),
     "testing": (40, 11_760),
     "ui": (10, 4_350),

@@ -465,7 +465,7 @@ class FencedSink(Dialect[Connection]):
                     "sink.rewind: redone and undone are of a group that works on, the others of one that was "
                     "repositioned. Nothing was changed. Call it once for each"
                 )
-            self._redo(group_id, opened, closed)
+            _redo(self, group_id, opened, closed)
             return
         with self._work(group_id, sorted(claims)) as work:
             wanted = claims.keys() | (positions.keys() & self._stored(work.connection, group_id).keys())
@@ -483,18 +483,6 @@ class FencedSink(Dialect[Connection]):
                     done.rewind(stored.last_offset, positions[key], aside.get(key, ()))
                 else:
                     done.set_last_offset(positions[key])
-
-    def _redo(self, group_id: str, opened: Mapping[Key, list[int]], closed: Mapping[Key, list[int]]) -> None:
-        """F10: what is to be written again, and what is not any more; one transaction for all partitions."""
-        with self._work(group_id, sorted(opened)) as work:
-            wanted = opened.keys() | (closed.keys() & self._stored(work.connection, group_id).keys())
-            for key, stored in self._lock_rows(work.connection, group_id, sorted(wanted)).items():
-                self._pool.require(DONE, self)
-                done = self._done(work.connection, group_id, key)
-                if offsets := opened.get(key):
-                    done.reopen(stored.last_offset, offsets)
-                elif offsets := closed.get(key):
-                    done.close_again(stored.last_offset, offsets)
 
     def restore(self, restore: Restore, undo: Undo[Connection]) -> None:
         """In ``on_restore`` of a group that takes checkpoints: take back what was written beyond the pieces' positions.
@@ -663,6 +651,21 @@ def _offsets(name: str, given: object) -> dict[Key, list[int]]:
         key: sorted({arguments.a_whole(f"{name}: an offset of {key!r}", each) for each in offsets})
         for key, offsets in found.items()
     }
+
+
+def _redo(
+    sink: FencedSink[Connection], group_id: str, opened: Mapping[Key, list[int]], closed: Mapping[Key, list[int]]
+) -> None:
+    """F10: what is to be written again, and what is not any more; one transaction for all partitions."""
+    with sink._work(group_id, sorted(opened)) as work:
+        wanted = opened.keys() | (closed.keys() & sink._stored(work.connection, group_id).keys())
+        for key, stored in sink._lock_rows(work.connection, group_id, sorted(wanted)).items():
+            sink._pool.require(DONE, sink)
+            done = sink._done(work.connection, group_id, key)
+            if offsets := opened.get(key):
+                done.reopen(stored.last_offset, offsets)
+            elif offsets := closed.get(key):
+                done.close_again(stored.last_offset, offsets)
 
 
 def merged_in(
