@@ -109,6 +109,34 @@ def test_a_claimed_group_and_an_unknown_one(kafka: Command, append: Append, data
     assert "kafka-marshal convert-group claims --to coordinated" in refused.err
 
 
+def test_r11_a_strategy_is_set_shown_and_unset(kafka: Command, fleet: Fleet, append: Append, data: str) -> None:
+    fleet.join("w1", {data: 3}, session=LONG)
+    ran = kafka("group", "billing", "--set", "strategy=range", "--set", "max_individual_commits=10")
+    assert (ran.status, ran.lines[-2:]) == (0, ["max_individual_commits=10", "strategy=range"])
+    found = kafka("group", "billing", "--json").json
+    assert (found["strategy"], found["strategy_set"], found["settings"]["strategy"]) == ("range", "range", "range")
+    assert "(range, set)" in kafka("group", "billing").err
+    status = kafka("status")
+    assert "group billing has strategy range by a setting" in status.out + status.err
+    assert kafka("status", "--json").json["groups"][0]["strategy_set"] == "range"
+    assert kafka("groups", "--json").json["groups"][0]["strategy_set"] == "range"
+    words = kafka("log", "--group", "billing").out
+    assert "strategy=range" in words
+    assert kafka("group", "billing", "--unset", "strategy", "--unset", "max_individual_commits").status == 0
+    assert "unsets strategy" in kafka("log", "--group", "billing").out
+    found = kafka("group", "billing", "--json").json
+    assert (found["strategy"], found["strategy_set"], found["settings"]["strategy"]) == ("range", None, None)
+    assert found["settings"]["max_individual_commits"] == 60_000
+    for words, why in (
+        (("--set", "strategy=magic"), "'sticky' or"),
+        (("--unset", "strateggy"), "did you mean 'strategy'?"),
+        (("--set", "strategy=range", "--unset", "strategy"), "exclude each other"),
+    ):
+        refused = kafka("group", "billing", *words)
+        assert refused.status == 2, words
+        assert why in refused.err, words
+
+
 def test_settings(kafka: Command, fleet: Fleet, append: Append) -> None:
     ran = kafka("group", "billing", "--set", "accept_range_fetch=a,b", "--set", "max_session_timeout_ms=5000")
     assert (ran.status, ran.lines[1:3]) == (0, ["accept_range_fetch=a,b", "max_session_timeout_ms=5000"])
@@ -117,6 +145,7 @@ def test_settings(kafka: Command, fleet: Fleet, append: Append) -> None:
         "accept_range_fetch": ["a", "b"],
         "max_session_timeout_ms": 5000,
         "max_individual_commits": 60000,
+        "strategy": None,
     }
     assert "a,b" in kafka("group", "billing").out
     for wish, why in (

@@ -30,7 +30,8 @@ from rationalizer import (
     Settings,
     codes,
 )
-from rationalizer.levels import GROUPS_LEVEL
+from rationalizer.groups.assignors import STRATEGIES
+from rationalizer.levels import GROUPS_LEVEL, REDO_LEVEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,12 @@ class Groups(AdminBase):
         ``accept_individual_commit`` (bool), ``accept_range_fetch`` (topics whose partitions may be shared by key),
         ``max_session_timeout_ms``, ``max_individual_commits``. An unknown group is created as a coordinated one.
         Members need no restart, and keep the session that they joined with.
-        Raises ConfigurationError for invalid settings, WrongKindError for a claimed group, GroupPausedError, and
-        AdminError if the topic is at level 1 of the protocol (``upgrade``).
+
+        ``strategy``: ``"sticky"``, ``"range"`` or ``"roundrobin"``: the group has it from now on, whatever its members
+        name, and those that name another stay and join as ever (R6). None: what members name is compared again.
+
+        Raises ConfigurationError for invalid settings, and for ``strategy`` below level 5 of the protocol
+        (``upgrade``); WrongKindError for a claimed group, GroupPausedError, and AdminError if the topic is at level 1.
         """
         self._check_group(group)
         _check_settings(settings)
@@ -355,6 +360,8 @@ def _check_settings(settings: Mapping[str, object]) -> ConfigureGroup:
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
             raise ConfigurationError(f"a group has no setting {name!r}: {hint} Nothing was changed")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+    if values.get("strategy") is not None:
+        arguments.one_of("strategy", values["strategy"], tuple(STRATEGIES))
     try:
         return ConfigureGroup("i", "c", "g", tuple(values.items()))  # type: ignore[arg-type]  # it checks itself
     except (InvalidRecordError, TypeError) as error:
@@ -368,15 +375,30 @@ def configure(session: Session, settings: Mapping[str, object]) -> Settings:
         if session.kind() == "claimed":
             raise wrong_kind(session.group_id, "claimed")
         low = [cp for cp in session.cps if session.worlds[cp].level < GROUPS_LEVEL]
+        level = session.worlds[session.home].level
     refuse_groups_below_level(low)
+    others = [cp for cp in session.cps if cp != session.home]
+    if "strategy" in settings:
+        if level < REDO_LEVEL:
+            raise ConfigurationError(
+                f"strategy: level {REDO_LEVEL} of the coordination topic is needed, which is at level {level}. Nothing "
+                "was changed. Once all members have this release, raise it: kafka-marshal upgrade"
+            )
+        _mark(session, others)
+        others = []
     # Home first: what it refuses is marked nowhere.
-    answers = session.ask((session.home, record))
-    _check_configured(session, answers)
-    answers = session.ask(*((cp, record) for cp in session.cps if cp != session.home))
-    _check_configured(session, answers)
+    _check_configured(session, session.ask((session.home, record)))
+    _check_configured(session, session.ask(*((cp, record) for cp in others)))
     with session.locked():
         group = session.group()
         return Settings() if group is None else group.settings
+
+
+def _mark(session: Session, cps: Sequence[int]) -> None:
+    """Let these CPs know that the group is a coordinated one (G2), where they do not: a mark keeps no setting."""
+    with session.locked():
+        unmarked = [cp for cp in cps if session.worlds[cp].group(session.group_id) is None]
+    _check_configured(session, session.ask(*((cp, ConfigureGroup(*session.ids)) for cp in unmarked)))
 
 
 def _check_configured(session: Session, answers: Sequence[Asked]) -> None:

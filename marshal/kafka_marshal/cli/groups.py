@@ -89,7 +89,8 @@ _GROUPS = Rows[GroupRow](
     Field("kind", lambda row: row.kind or None, Column("kind")),
     Field("state", column=Column("state", fold=True, least=8), cell=_state),
     Field("generation", column=Column("generation", right=True, from_width=95)),
-    Field("strategy", column=Column("strategy", from_width=95), cell=lambda row: row.strategy or "-"),
+    Field("strategy", column=Column("strategy", from_width=95), cell=lambda row: row.strategy_text or "-"),
+    "strategy_set",
     Field("members", "worker_count", Column("members", right=True)),
     Field(
         "partitions",
@@ -117,11 +118,18 @@ _GROUPS = Rows[GroupRow](
     help="Change a setting of a coordinated group (repeatable); none of its members restarts.",
 )
 @click.option(
+    "--unset",
+    metavar="KEY",
+    multiple=True,
+    callback=lambda c, p, v: _defaults(c, p, v),
+    help="Let a setting be what it is by default (repeatable).",
+)
+@click.option(
     "--rebalances", type=click.IntRange(min=0), default=5, metavar="N", help="Show the last N rebalances (5)."
 )
-@yes_option("With --set: don't ask whether to make a group that is not there.")
+@yes_option("With --set or --unset: don't ask whether to make a group that is not there.")
 @click.pass_obj
-def group(options: Options, name: str, changes: dict[str, object], rebalances: int) -> int:
+def group(options: Options, name: str, changes: dict[str, object], unset: dict[str, object], rebalances: int) -> int:
     r"""One group: its state, members, pieces, lag, settings and last rebalances; or set what it allows (--set).
 
     \b
@@ -135,14 +143,18 @@ def group(options: Options, name: str, changes: dict[str, object], rebalances: i
     --set accept_range_fetch=TOPIC,TOPIC           topics whose partitions may be shared by key (empty: none)
     --set max_session_timeout_ms=1800000           members with a longer session are refused
     --set max_individual_commits=60000             the most intervals done out of order in a partition
+    --set strategy=sticky|range|roundrobin         the group's strategy, whatever the members' programs name
+    --unset strategy                               all members must name the same one again
 
     Rebalances are shown as far as the log was read: back to the last snapshots, some 10,000 records.
 
     \b
-    Exit status: 0; 1 the group is unknown, or a claimed one (--set); 2 wrong use; 3 no Kafka.
+    Exit status: 0; 1 the group is unknown, or a claimed one (--set, --unset); 2 wrong use; 3 no Kafka.
     """
-    if changes:
-        return _configure(options, name, changes)
+    if both := sorted(changes.keys() & unset.keys()):
+        raise click.UsageError(f"--set {both[0]} and --unset {both[0]} exclude each other.")
+    if changes or unset:
+        return _configure(options, name, {**changes, **unset})
     with viewing(options) as view:
         view.fold.keep = max(1, rebalances)
         view.follow_all()
@@ -154,19 +166,15 @@ def group(options: Options, name: str, changes: dict[str, object], rebalances: i
 
 def _settings(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, object]:
     """KEY=VALUE as settings."""
-    from rationalizer import Settings
-
     found: dict[str, object] = {}
-    defaults = {field.name: getattr(Settings(), field.name) for field in fields(Settings)}
     for text in values:
         key, equals, value = text.partition("=")
         if not equals:
             raise click.BadParameter(f"{text!r} is not of the form KEY=VALUE", context, parameter)
-        default = defaults.get(key)
-        if key not in defaults:
-            hint = near(key, defaults) or f"; there are {', '.join(defaults)}."
-            raise click.BadParameter(f"a group has no setting {key!r}{hint}", context, parameter)
-        if isinstance(default, bool):
+        default = _defaults(context, parameter, (key,))[key]
+        if default is None:
+            found[key] = value
+        elif isinstance(default, bool):
             if value not in ("true", "false"):
                 raise click.BadParameter(f"{key} is true or false, not {value!r}", context, parameter)
             found[key] = value == "true"
@@ -177,6 +185,18 @@ def _settings(context: click.Context, parameter: click.Parameter, values: tuple[
         else:
             found[key] = tuple(topic for topic in value.split(",") if topic)
     return found
+
+
+def _defaults(context: click.Context, parameter: click.Parameter, keys: tuple[str, ...]) -> dict[str, object]:
+    """What these settings are by default."""
+    from rationalizer import Settings
+
+    defaults = {field.name: getattr(Settings(), field.name) for field in fields(Settings)}
+    for key in keys:
+        if key not in defaults:
+            hint = near(key, defaults) or f"; there are {', '.join(defaults)}."
+            raise click.BadParameter(f"a group has no setting {key!r}{hint}", context, parameter)
+    return {key: defaults[key] for key in keys}
 
 
 def _configure(options: Options, name: str, changes: dict[str, object]) -> int:
@@ -414,7 +434,7 @@ def _one_group(view: LiveView, name: str, last: list[Rebalance]) -> Picture:
 
 def _headline(row: GroupRow) -> str:
     state = "" if row.state is None else f", {row.state}, generation {row.generation}"
-    strategy = f" ({row.strategy})" if row.strategy else ""
+    strategy = f" ({row.strategy_text})" if row.strategy_text else ""
     behind = "lag is not known" if row.lag is None else f"{count(row.lag, 'message')} behind"
     paused = ", paused" if row.is_paused else ""
     text = (

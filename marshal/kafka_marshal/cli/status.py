@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import chain
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -201,7 +202,7 @@ def _groups(problems: dict[str, list[Problem]]) -> Rows[GroupRow]:
     return Rows[GroupRow](
         Field("group", column=Column("group", fold=True, least=8)),
         Field("kind", lambda row: row.kind or None, Column("kind", from_width=95)),
-        "state generation strategy",
+        "state generation strategy strategy_set",
         Field("members", "worker_count", Column("members", right=True)),
         Field("members_gone", lambda row: sum(member.state == "gone" for member in row.members)),
         Field(
@@ -408,6 +409,12 @@ def _notes(view: LiveView, groups: list[GroupRow]) -> list[str]:
     if view.clock.local_is_behind_ms > 1_000:
         notes.append(f"this machine's clock is at least {span(view.clock.local_is_behind_ms)} behind the broker's.")
     mixed = [text for each in groups for text in mixed_texts(each)]
+    mixed += [
+        f"group {each.group} has strategy {each.strategy_set} by a setting, whatever its members' programs name "
+        f"(kafka-marshal group {quote(each.group)} --unset strategy)."
+        for each in groups
+        if each.strategy_set
+    ]
     return [*notes, *mixed, *view.silence.notes(), *view.notes_on_upgrades()]
 
 

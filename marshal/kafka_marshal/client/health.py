@@ -108,6 +108,9 @@ class Health:
     #: Why this member can't remove log that is older than the topic asks for (``kafka-marshal topic``); "": it can, or
     #: need not. ``ok`` ignores it: the log grows, and another member may do it.
     log_not_pruned: str = ""
+    #: The group's strategy is set, to another one than this program names (``kafka-marshal group``); "": it is not.
+    #: ``ok`` ignores it: the setting counts, and the member works.
+    other_strategy: str = ""
 
     def __str__(self) -> str:
         state = "ok" if self.ok else "not ok" if not self.needs_restart else "not ok, needs a restart"
@@ -116,7 +119,8 @@ class Health:
         head = f"{state}: {held}, last turn {self.turned_ago_ms / 1000:.1f} s ago"
         nearly = [found for found in self.crowded if not found.is_full]
         found = (*self.problems, *self.stuck, *self.held_back, *nearly, *self.hot_keys, *self.rates)
-        return "\n".join([head, *(f"- {text}" for text in dict.fromkeys(map(str, found)))])
+        texts = dict.fromkeys([*map(str, found), *filter(None, [self.other_strategy])])
+        return "\n".join([head, *(f"- {text}" for text in texts)])
 
 
 #: Why a partition is stuck until an operator acts.
@@ -172,6 +176,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
         rates=tuple(one for each in _runs(driver) for one in each.limits),
         crowded=crowded,
         log_not_pruned=driver.upkeep.keeper.failing,
+        other_strategy=next((member.other_strategy for member in list(driver.engine.groups.values())), ""),
     )
 
 

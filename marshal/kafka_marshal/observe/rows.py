@@ -593,12 +593,19 @@ class GroupRow:
     state: str | None = None
     generation: int | None = None
     strategy: str | None = None
+    #: The strategy that is set for it, whatever its members name (R6); None: none is.
+    strategy_set: str | None = None
     #: `silent_ms` may be longer: the log that was read does not reach back to it.
     silent_at_least: bool = False
     #: None: it takes none.
     checkpoints: CheckpointsRow | None = None
     #: All of its members have been silent since the same moment; None: they have not.
     all_silent: AllSilent | None = None
+
+    @property
+    def strategy_text(self) -> str:
+        """Its strategy, and whether it is set; "": it has none."""
+        return f"{self.strategy_set}, set" if self.strategy_set else self.strategy or ""
 
     @property
     def worker_count(self) -> int:

@@ -550,6 +550,7 @@ def _coordinated(found: GroupRow, group: Group, checkpoints: CheckpointsRow | No
         state="READY" if not group.members else "PREPARE_FOR_REBALANCE" if is_moving else "STEADY",
         generation=group.generation,
         strategy=group.strategy,
+        strategy_set=group.settings.strategy,
         checkpoints=checkpoints,
     )
 

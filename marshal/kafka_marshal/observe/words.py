@@ -199,7 +199,9 @@ def _topics(record: TopicsChanged) -> str:
 def _configure(record: ConfigureGroup) -> str:
     if not record.settings:
         return "makes it a coordinated group"
-    return f"sets {listed([f'{name}={setting_text(value)}' for name, value in record.settings])}"
+    sets = [f"{name}={setting_text(value)}" for name, value in record.settings if value is not None]
+    unsets = [name for name, value in record.settings if value is None]
+    return "; ".join(f"{verb} {listed(some)}" for verb, some in (("sets", sets), ("unsets", unsets)) if some)
 
 
 def _begin(record: BeginCheckpoint) -> str:
@@ -235,6 +237,8 @@ def setting_text(value: object) -> str:
     """A setting as in `group NAME --set`."""
     if isinstance(value, bool):
         return str(value).lower()
+    if value is None:
+        return ""
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 

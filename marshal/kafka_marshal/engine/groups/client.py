@@ -101,7 +101,8 @@ class AppliedRecords:
     def applied(self, cp: int, offset: int, message: Any, outcome: Outcome, now: float) -> None:
         """Our replica applied a record of our group."""
         if outcome.is_a(ConfigureGroup):
-            self._refused(outcome)
+            if outcome.code != codes.UNKNOWN_PARTITIONING_STRATEGY:  # it says nothing of our own strategy
+                self._refused(outcome)
             self._member.marked(now)
         if cp != self._member.home:
             return
@@ -113,6 +114,8 @@ class AppliedRecords:
         if own and outcome.is_a(JoinGroup):
             self._member.join_answered()
             self._join_applied(outcome, now)
+        if (outcome.is_a(ConfigureGroup) or (own and outcome.is_a(JoinGroup))) and self._member.other_strategy:
+            self._outbox.add(Warn(self._member.other_strategy))
         self._member.look_for_successor()  # it may have left again when we would join
         if own and outcome.accepted and outcome.of_group and not outcome.is_a(LeaveGroup, *SENDERLESS):
             self._member.proof.applied(cp, offset, outcome.log_time, now)
@@ -293,6 +296,11 @@ class GroupClient:
     def session_timeout_ms(self) -> int:
         """The session timeout with which it joins."""
         return self.member.options.session_timeout_ms
+
+    @property
+    def other_strategy(self) -> str:
+        """That a setting gives the group another strategy than this program names (R6); "": it does not."""
+        return self.member.other_strategy
 
     def state(self, now: float) -> MemberState:
         """The state, for display only (G7). DOWN: it is not a member, and does not join again."""

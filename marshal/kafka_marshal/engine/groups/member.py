@@ -18,6 +18,7 @@ from random import Random
 from typing import NamedTuple
 
 from kafka_marshal.engine.effects import Outbox
+from kafka_marshal.engine.groups.refusals import other_strategy
 from kafka_marshal.engine.holding import LastProof, Proof, Proofs
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, EngineSettings, GroupOptions, proof_margin_ms
 from kafka_marshal.engine.subscription import Subscription
@@ -295,6 +296,14 @@ class Membership:
         """The generation of the group, as our replica knows it; 0: no group."""
         group = self.group
         return 0 if group is None else group.generation
+
+    @property
+    def other_strategy(self) -> str:
+        """That a setting gives the group another strategy than our program names (R6); "": it does not."""
+        group = self.group
+        wanted = None if group is None else group.settings.strategy
+        is_ours = wanted is None or wanted == self.options.strategy
+        return "" if is_ours else other_strategy(self.settings, self.options, wanted or "")
 
     def state(self, now: float) -> MemberState:
         """The state, for display only: nothing depends on it."""

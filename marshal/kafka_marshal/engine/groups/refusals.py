@@ -42,7 +42,8 @@ def refusal_of(code: str, settings: EngineSettings, options: GroupOptions) -> Ma
         case codes.INCONSISTENT_PARTITIONING_STRATEGY:
             return InconsistentPartitioningStrategyError(
                 f"{group}: its members have another strategy than {options.strategy!r}. {nothing}. Give all members "
-                "the same; to change it, stop them all first"
+                "the same; to change it while they work: kafka-marshal group "
+                f"{quote(settings.group_id)} --set strategy={options.strategy}"
             )
         case codes.SESSION_TIMEOUT_TOO_HIGH:
             return SessionTimeoutTooHighError(
@@ -58,6 +59,15 @@ def refusal_of(code: str, settings: EngineSettings, options: GroupOptions) -> Ma
                 f"partitions. {nothing}. Use a coordination topic of its own for some of them"
             )
     return None
+
+
+def other_strategy(settings: EngineSettings, options: GroupOptions, wanted: str) -> str:
+    """The group's strategy is set, to another one than this program names (R6)."""
+    return (
+        f"group {settings.group_id!r} has strategy {wanted!r} by a setting, and this program names "
+        f"{options.strategy!r}: the setting counts, and the member works. Name {wanted!r} in all programs; once they "
+        f"do, end the setting: kafka-marshal group {quote(settings.group_id)} --unset strategy"
+    )
 
 
 def below_level(settings: EngineSettings, at: int = FIRST_LEVEL) -> UpgradeRequiredError:
