@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from rationalizer import codes
+from rationalizer.levels import REDO_LEVEL
 from rationalizer.wire.codec import build
 from rationalizer.wire.records import (
     CommitOffsets,
@@ -110,6 +111,11 @@ class Outcome:
         if message is None or not self.is_a(CommitOffsets, SettleOffsets, SettlingMessages):
             return False
         return message.epoch is None if self.is_a(SettlingMessages) else not message.member_id
+
+    @property
+    def redoes(self) -> bool:
+        """Whether an operator's record may open what is done (R2)."""
+        return self._read is not None and self._read[1][0] >= REDO_LEVEL and self.by_operator
 
     @property
     def leases(self) -> list[tuple[tuple[str, str, int], str]]:

@@ -128,7 +128,7 @@ def test_r11_a_strategy_is_set_shown_and_unset(kafka: Command, fleet: Fleet, app
     assert (found["strategy"], found["strategy_set"], found["settings"]["strategy"]) == ("range", None, None)
     assert found["settings"]["max_individual_commits"] == 60_000
     for words, why in (
-        (("--set", "strategy=magic"), "'sticky' or"),
+        (("--set", "strategy=magic"), "must be 'range'"),
         (("--unset", "strateggy"), "did you mean 'strategy'?"),
         (("--set", "strategy=range", "--unset", "strategy"), "exclude each other"),
     ):

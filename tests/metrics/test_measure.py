@@ -442,6 +442,7 @@ NAMES = {
     "kafka_marshal_shares",
     "kafka_marshal_acquires_total",
     "kafka_marshal_settled_messages_total",
+    "kafka_marshal_redone_messages_total",
     "kafka_marshal_redelivered_messages_total",
     "kafka_marshal_paused",
     "kafka_marshal_processed_messages_total",

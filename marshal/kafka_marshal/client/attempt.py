@@ -125,6 +125,19 @@ class Attempt:
         return attempt
 
     @property
+    def is_redone(self) -> bool:
+        """Whether an operator has this message, which was done, handled again (``kafka-marshal redo``).
+
+        For log lines, never for effects: False too after a start from a snapshot, and once another member's try is in
+        the log (R9).
+        """
+        assignment, lane, offset = self._assignment, self._lane, self.message.offset()
+        if assignment is None or lane is None or offset is None:
+            return False
+        is_open = lane.token is not None or offset in lane.partition.tried
+        return is_open and assignment.consumer.redone.has(assignment.key, offset)
+
+    @property
     def is_last(self) -> bool:
         """Whether a failure of this one is final: the message is set aside, a dead letter, or the end of ``run``."""
         return self.attempts is not None and self.number >= self.attempts

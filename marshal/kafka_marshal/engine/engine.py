@@ -25,9 +25,10 @@ from kafka_marshal.engine.claims.applied import LeaseRecords
 from kafka_marshal.engine.claims.keys import KeySource, ShareSource
 from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
 from kafka_marshal.engine.claims.peers import Peers
-from kafka_marshal.engine.effects import Call, Effect, LookUp, Outbox, TakeOver
+from kafka_marshal.engine.effects import Call, Effect, LookUp, Outbox, TakeOver, Warn
 from kafka_marshal.engine.inputs import Ts, given
 from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
+from kafka_marshal.engine.redone import Redone
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import REPORTING
@@ -37,7 +38,7 @@ from kafka_marshal.engine.work.topic_mark import TopicIds
 from kafka_marshal.errors import coordinated_group
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.types import Key, T
-from rationalizer import Outcome, SettlingMessages, Tick, World
+from rationalizer import Outcome, SettleOffsets, SettlingMessages, Tick, World, codes
 
 if TYPE_CHECKING:
     from kafka_marshal.engine.groups.client import GroupClient
@@ -75,6 +76,13 @@ class RangeCommits:
                     assignment.commit_ranges(now)
 
 
+#: topic, partition, how many messages, the first and the last offset, the operator.
+REDONE = (
+    "{} [{}]: {:,} done messages, from offset {} to {}, were opened again by an operator ({!r}, kafka-marshal redo): "
+    "they are handled again, each after what is in hand of its key"
+)
+
+
 class Recorder(Protocol):
     """Records the run of an engine; see :mod:`.recording`."""
 
@@ -108,6 +116,8 @@ class Engine:
         self.commits: RangeCommits = RangeCommits(settings.heartbeat_interval_ms)
         #: Consumers by number, from 1; None: ended, without a running callback.
         self._numbered: list[ConsumerEngine | None] = []
+        #: What an operator has opened again.
+        self.redone: Redone = Redone(settings.group_id)
         #: Records its run; None: it is not recorded.
         self.recorder: Recorder | None = None
 
@@ -144,6 +154,7 @@ class Engine:
             consumer = self._consumer(number, subscription, settings, member)
             member.attach(consumer, consumer.errors)
             self.groups[number] = member
+        consumer.redone = self.redone
         self.consumers[number] = consumer
         self._numbered.append(consumer)
         return consumer
@@ -179,6 +190,15 @@ class Engine:
         for consumer in self.consumers.values():
             if isinstance(consumer.source, ShareSource):
                 cast("SharedConsumer", consumer).settle_for(key, record, answers, now)
+
+    def _redone(self, outcome: Outcome) -> None:
+        """Say once what an operator has done again of a partition that we have."""
+        if (begun := self.redone.applied(outcome)) is None:
+            return
+        key, ranges = begun
+        if any(key in consumer.assignments for consumer in self.consumers.values()):
+            messages = sum(last - first + 1 for first, last in ranges)
+            self.outbox.add(Warn(REDONE.format(*key, messages, ranges[0][0], ranges[-1][1], outcome.message.client_id)))
 
     def unblock(self, keys: Collection[Key]) -> None:
         """These positions were set (C11), or the group was recreated: their partitions may be worked on again (P11)."""
@@ -285,6 +305,10 @@ class Engine:
     def applied(self, cp: int, offset: int, outcome: Outcome, now: float) -> None:
         """Our replica applied one record."""
         self.peers.log_time_moved(cp, now)
+        if outcome.is_a(SettlingMessages, SettleOffsets):
+            self._redone(outcome)
+        elif outcome.code == codes.REPOSITIONED and outcome.lease is not None:
+            self.redone.forget(outcome.lease[1:])
         if self._unknown_time.pop(cp, None) is not None or outcome.is_a(Tick):
             for source in self.leases.sources.values():
                 source.log_time_moved(cp, now)

@@ -143,6 +143,7 @@ class MarshalMeter:
             acquires=tuple(OutcomeCount(what, sum(each.given[what] for each in taking)) for what in _GIVEN if taking),
             redelivered_messages=sum(x.again for each in engines for x in list(each.delivery.moved.values())),
             settled=tuple(OutcomeCount(what, count) for what, count in driver.upkeep.tally.settled.copy().items()),
+            redone=driver.upkeep.tally.redone,
             **_shared_reads(list(self._consumers)),
             **self._transactions(),
         )

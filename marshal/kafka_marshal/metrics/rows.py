@@ -193,6 +193,8 @@ class Metrics:
     #: Messages of the group that the log shows as set aside (``"parked"``), and as freed (``"redriven"``) or given up
     #: (``"discarded"``) by an operator, since this member has read the log to its end.
     settled: tuple[OutcomeCount, ...] = ()
+    #: Done messages of the group that an operator opened again, since this member has read the log to its end.
+    redone: int = 0
     #: What members of this process keep of partitions that they read together (bytes; of the process, and the same at
     #: each of them). Messages of such partitions that another one had fetched (``"hit"``), and others (``"miss"``).
     shared_read_bytes: int = 0
@@ -420,6 +422,9 @@ CATALOGUE: tuple[Metric, ...] = (
     ),
     _counter("kafka_marshal.settled_messages", "{message}", _rows(lambda x: x.settled, "result")).means(
         "Messages of the group that the log shows as set aside (parked), or as redriven or discarded by an operator."
+    ),
+    _counter("kafka_marshal.redone_messages", "{message}", _member(lambda x: x.redone)).means(
+        "Done messages of the group that an operator opened again (kafka-marshal redo)."
     ),
     _gauge("kafka_marshal.shared_read_bytes", "By", _member(lambda x: x.shared_read_bytes)).means(
         "What members of this process keep of partitions that they read together; the same at each of them."

@@ -58,13 +58,15 @@ class Levels:
 class Tally:
     """Counts applied records by type and outcome, once the replica has caught up. Read without the driver's lock."""
 
-    __slots__ = ("_counts", "_group_id", "settled")
+    __slots__ = ("_counts", "_group_id", "redone", "settled")
 
     def __init__(self, group_id: str) -> None:
         self._counts: dict[tuple[str, str], int] = {}
         self._group_id = group_id
         #: What was done with messages of the group that are, or were, set aside → how many.
         self.settled: dict[str, int] = dict.fromkeys(("parked", "redriven", "discarded"), 0)
+        #: How many done messages of the group were opened again (R2).
+        self.redone: int = 0
 
     def applied(self, cp: int, offset: int, outcome: Outcome) -> None:
         """A record was applied (a listener of the driver)."""
@@ -83,7 +85,9 @@ class Tally:
             for entry, code in zip(entries, codes_of, strict=False):
                 if what == "parked" and is_later(str(entry[-1])):
                     continue  # it waits for its time
-                if code == codes.OK and (is_operator or what == "parked"):
+                if code == codes.OK and what == "redriven" and outcome.redoes:
+                    self.redone += entry[1] - entry[0] + 1
+                elif code == codes.OK and (is_operator or what == "parked"):
                     self.settled[what] += 1 if what == "parked" else entry[1] - entry[0] + 1
 
     def read(self) -> list[tuple[tuple[str, str], int]]:

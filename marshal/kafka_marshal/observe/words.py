@@ -47,7 +47,7 @@ from rationalizer import (
 from rationalizer.levels import CHECKPOINTS_LEVEL
 from rationalizer.limits import MAX_KEY_HASH, is_later
 from rationalizer.marker import said_by
-from rationalizer.wire.records import KINDS, Belongs, Done, LeaseRecord, Opened, Parked
+from rationalizer.wire.records import KINDS, Belongs, LeaseRecord
 from rationalizer.wire.wellformed import END, LET_GO, PIN, REACHED_AND_LEAVES, REFUSED, START
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def _claim_share(record: ClaimingShare) -> str:
 
 def _settling(record: SettlingMessages) -> str:
     """A SettlingMessages."""
-    parts = _settled(record.done, record.open, record.parked, record.epoch is None)
+    parts = _settled(record, record.epoch is None)
     if record.take is not None:
         count, _, at_most_once = record.take
         parts.append(f"takes up to {count} messages{', at most once' if at_most_once else ''}")
@@ -264,17 +264,19 @@ def _settling(record: SettlingMessages) -> str:
 
 def _settle_offsets(record: SettleOffsets) -> str:
     """A SettleOffsets."""
-    parts = _settled(record.done, record.open, record.parked, not record.member_id)
+    parts = _settled(record, not record.member_id)
     at = _at(record.topic, record.partition)
     return f"{'' if record.member_id else 'as an operator, '}of {at}: {'; '.join(parts) or 'beats'}"
 
 
-def _settled(done: Done, opened: Opened, parked: Parked, by_operator: bool) -> list[str]:
+def _settled(record: SettlingMessages | SettleOffsets, by_operator: bool) -> list[str]:
+    done, opened, parked = record.done, record.open, record.parked
+    frees = "opens again" if record.redo else "redrives"
     parts = [f"{'discards' if by_operator else 'has done'} {listed([*map(_range, done)])}"] if done else []
     for attempts in dict.fromkeys(entry[3] for entry in opened):
         spans = listed([_range(entry) for entry in opened if entry[3] == attempts])
         tried = "again" if attempts == 0 else f"after {attempts} deliver{'y' if attempts == 1 else 'ies'}"
-        parts.append(f"redrives {spans}" if by_operator and attempts == 0 else f"opens {spans} {tried}")
+        parts.append(f"{frees} {spans}" if by_operator and attempts == 0 else f"opens {spans} {tried}")
     by_reason: dict[str, list[str]] = {}
     for offset, _, _, reason in parked:
         by_reason.setdefault(reason, []).append(str(offset))
