@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 
 from kafka_marshal import Attempt, Batches, Group, Keys, Marshal
+from kafka_marshal.engine.redone import Redone
+from kafka_marshal.observe.words import what
 from kafka_marshal.testing import MemoryKafka
+from rationalizer import SettleOffsets, SettlingMessages, World, decode
+from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.limits import MAX_KEY_HASH
+from tests.admin.test_open_messages import CPS, DATA, MESSAGES, Place
+from tests.admin.test_open_messages import GROUP as PLACE_GROUP
 
 GROUP, TOPIC = "billing", "orders"
 
@@ -54,6 +60,7 @@ class Seen:
             for batch in consumer.batches():
                 self.counts.append(getattr(batch, "delivery_count", 1))
                 self.seen += [(message.offset(), 1, False) for message in batch]
+                batch.done()
 
     def handle(self, message: Any) -> None:
         attempt = Attempt.current()
@@ -144,3 +151,43 @@ def test_r9_after_a_start_from_the_log_nothing_says_so(memory_marshal: MemoryKaf
     memory_marshal.start(seen.work, "b", {})
     memory_marshal.wait_until(lambda: len(seen.seen) == 2)
     assert sorted(seen.seen) == [(4, 1, False), (5, 1, False)]
+
+
+@pytest.mark.parametrize("kind", ["claimed", "coordinated"])
+def test_r9_it_ends_with_a_try_of_an_owner_with_a_settlement_and_with_a_redrive_as_of_level_4(kind: Any) -> None:
+    place = Place(kind)
+
+    def again(*offsets: int) -> list[bool]:
+        world, redone = World(place.cp, CPS), Redone(PLACE_GROUP)
+        log = place.cluster.broker.log("__marshal", place.cp)
+        assert log is not None
+        for message in log.messages:
+            outcome = world.apply(message.offset(), message.timestamp()[1], message.value())
+            if outcome.is_a(SettlingMessages, SettleOffsets):
+                redone.applied(outcome)
+        return [redone.has((DATA, 0), offset) for offset in offsets]
+
+    place.admin.redrive(PLACE_GROUP, "all")
+    assert again(*range(MESSAGES)) == [False] * MESSAGES
+    place.admin.redo(place.admin.plan_redo(PLACE_GROUP, {(DATA, 0): (13, 17)}))
+    assert again(*range(12, 19)) == [False, *[True] * 5, False]
+    place.settle(opened=((14, 14, place.hash_of(14), 1),), done=((15, 15),))
+    place.park({16: "ValueError"})
+    assert again(*range(12, 19)) == [False, True, False, False, False, True, False]
+    place.admin.redrive(PLACE_GROUP, "all")
+    assert again(16) == [False]
+
+
+def test_r10_a_redo_is_counted_and_named_as_such(memory_marshal: MemoryKafka) -> None:
+    seen = Seen(memory_marshal, "claims")
+    seen.wait()
+    seen.redo((4, 9))
+    seen.wait()
+    (driver,) = seen.workers[0]._runtime.drivers
+    tally = driver.upkeep.tally
+    assert (tally.redone, tally.settled) == (6, {"parked": 0, "redriven": 0, "discarded": 0})
+    with memory_marshal._broker.changed:
+        logs = memory_marshal._broker.existing["__marshal"].partitions
+        values = [message.value() for log in logs for message in log.messages]
+    texts = [what(decode(value, SUPPORTED_LEVEL), value, 0) for value in values[1:] if b"orders" in (value or b"")]
+    assert "as an operator, of orders/0: opens again 4, 5, 6, 7, 8 and 1 more" in texts
