@@ -12,7 +12,7 @@ from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.topic_names import snapshots_topic
-from rationalizer import ClaimingPartition, Heartbeat, World, encode
+from rationalizer import ClaimingPartition, Heartbeat, Record, World, encode
 from rationalizer.log_hash import LogHash, RunningHash, decode_hash
 from rationalizer.snapshot_log import SnapshotParts, encode_state
 from tests.stored_snapshot import encode_snapshot
@@ -63,7 +63,10 @@ class Story:
         return log.end
 
     def claim(self, partition: int = 0, who: tuple[str, str, str] = WHO) -> None:
-        self.broker.produce(TOPIC, 0, encode(ClaimingPartition(*who, "t", partition, HI)))
+        self.append(ClaimingPartition(*who, "t", partition, HI))
+
+    def append(self, record: Record) -> None:
+        self.broker.produce(TOPIC, 0, encode(record))
         self.catch_up()
 
     def beat(self, times: int = 1) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Iterable
@@ -28,7 +29,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.snapshots.prune import carry_out, make_plan
-from rationalizer import Tick, World, encode
+from rationalizer import ForgetGroup, ReleasingPartition, Tick, World, encode, snapshot_log
 from rationalizer.log_hash import LogHash, encode_hash
 from tests.snapshots.conftest import SNAPSHOTS, TIMEOUT_S, TOPIC, WHO, Story
 from tests.stored_snapshot import encode_snapshot
@@ -74,6 +75,24 @@ def test_q29_a_single_one_is_only_compared_with(story: Story) -> None:
     place = story.snapshot()
     story.beat(10)
     assert check(story, 0).starts[0].agreed.keys() == {place}
+
+
+def test_s2_a_start_notes_each_place_after_its_first_though_k_falls_meanwhile(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One left out would make the snapshot of another member there an alarm: at a place that is not due."""
+    monkeypatch.setattr(snapshot_log, "SNAPSHOT_INTERVAL", 10)
+    for partition in range(11):
+        story.claim(partition)
+    for lease in list(story.truth.leases()):
+        story.append(ReleasingPartition(*WHO, "t", lease.partition, lease.epoch, None))
+        assert story.end != 20 or story.truth.listed > 10  # K is 20
+    story.append(ForgetGroup(*WHO))
+    story.beat(42)
+    noted: list[int] = []
+    with contextlib.closing(Replica(story.cluster, TOPIC, TIMEOUT_S, due=lambda _, at, *__: noted.append(at))) as it:
+        it.catch_up(TIMEOUT_S)
+    assert noted == [20, 30, 40, 50, 60]
 
 
 def test_s3_one_written_twice_is_one(story: Story) -> None:

@@ -369,11 +369,13 @@ class Replica:
         """Check a world that has just reached a stop, before the next record."""
         cp, start = world.partition, self.starts[world.partition]
         is_place = due(self._stops[cp] - 1, world.next_offset, interval(world.listed))
-        is_due = is_place and self._due is not None and self._is_near_end(world, NOTED_INTERVALS)
+        is_near = start.hashes.has_noted or self._is_near_end(world, NOTED_INTERVALS)
+        is_due = is_place and self._due is not None and is_near
         if is_due or start.next_place is not None:
             state = world.snapshot()
             start.reached(world.next_offset, digest_of(state), world.log_time)
             if is_due and self._due is not None:
+                start.hashes.has_noted = True
                 self._due(cp, world.next_offset, state, start.hashes.at(world.next_offset))
             self._judge_start(cp)
         if is_place:

@@ -68,6 +68,8 @@ class CpHashes:
         self.checks: HashChecks | None = None
         #: Of the records since the last place where a snapshot was due; None: none is kept.
         self.running: RunningHash | None = None
+        #: A place where one was due was noted: so is each that follows, near the end or not, for K may fall (S2).
+        self.has_noted: bool = False
 
     def took(self, entries: Sequence[LogEntry]) -> None:
         """These records were replayed."""
