@@ -202,6 +202,24 @@ def test_u1_what_a_handler_raised_for_before_a_deploy_stays_counted() -> None:
     assert tries(net) == {0: 1}
 
 
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_u1_a_try_that_the_log_has_ahead_counts_once_when_other_messages_come_before_it_begins(kind: str) -> None:
+    """One try has failed under the owner before; the second is logged, and waits behind another of its key."""
+    net = net_with(end=2)
+    left_by_another(net, kind, {0: 1, 1: 1})
+    worker = Worker(net, "w", kind, order="partition")
+    worker.holds()
+    worker.run_until(lambda: 0 in worker.begun and tries(net, kind) == {0: 2, 1: 2})
+    net.data[T0].end = 3
+    worker.run_until(lambda: worker.lanes.waiting(T0) == 2)
+    worker.done(0)
+    worker.run_until(lambda: 1 in worker.begun)
+    assert worker.numbers[1] == [2]
+    worker.failed(1, 10)
+    worker.run_until(lambda: 1 in worker.begun)
+    assert worker.numbers[1] == [2, 3]
+
+
 def test_u1_a_try_that_never_began_is_taken_back_when_the_lease_is_lost_by_the_own_clock() -> None:
     """Its record counts while no other member has the partition: a bad network makes no message CRASHED."""
     net = net_with()

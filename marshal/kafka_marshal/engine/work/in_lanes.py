@@ -8,7 +8,7 @@ M6). So a message that is finished early waits for those before it: the purgator
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import inf
@@ -398,9 +398,11 @@ class InLanes:
     def spread(self, run: Run, wary: Wary | None = None, now: float = 0.0) -> list[Lane]:
         """Spread a run that was handed out over lanes. Returns the lanes that became ready."""
         opened, messages = run.assignment.open, run.into_lanes()
-        tried: Mapping[int, int] | None = None if opened is None else opened.tried
+        # Only its own: of what waits, the log may have the next try, which would count twice.
+        logged = {} if opened is None or not opened.tried else opened.tried
+        tried = {offset: logged[offset] for offset in map(offset_of, messages) if offset in logged} if logged else {}
         if wary is not None:
-            tried = {**(tried or {}), **wary.tried}
+            tried |= wary.tried
             messages = [message for message in messages if offset_of(message) not in wary.crashed]
             self.lanes.watch(run.assignment, wary.tried, wary.alone)
         return self.lanes.put(run.assignment, messages, tried, run.token, self._due_times(run, now))
