@@ -40,6 +40,13 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0, what: str 
     return value
 
 
+def written(out: Path) -> list[dict[str, Any]]:
+    """The complete lines that programs have written there."""
+    if not out.exists():
+        return []
+    return [json.loads(line) for line in out.read_text().split("\n")[:-1]]
+
+
 class Worker:
     """A worker in a separate process; see worker.py. program: another one beside it."""
 
@@ -63,9 +70,7 @@ class Worker:
 
     def lines(self) -> list[dict[str, Any]]:
         """Its complete lines of output."""
-        if not self.out.exists():
-            return []
-        return [json.loads(line) for line in self.out.read_text().split("\n")[:-1]]
+        return written(self.out)
 
     def offsets(self, what: str = "handled") -> list[tuple[int, int]]:
         return [(line["partition"], line["offset"]) for line in self.lines() if line["what"] == what]

@@ -6,9 +6,7 @@ As a program, ``python -m tests.client.counting '{"bootstrap": …}'``, it write
 from __future__ import annotations
 
 import json
-import os
 import signal
-import sys
 import threading
 import time
 from collections import Counter
@@ -18,6 +16,7 @@ from typing import Any, Protocol
 from kafka_marshal import Checkpoint, CheckpointPolicy, Group, GroupConsumer, Marshal, MemberPiece, Message, Restore
 from kafka_marshal.checkpoints import Folder
 from kafka_marshal.checkpoints.store import SavedPart
+from tests.client.program import Program
 from tests.modes import options_of
 
 
@@ -129,24 +128,12 @@ def counted(ledgers: Iterable[Ledger]) -> Counter[tuple[int, int]]:
     return found
 
 
-def main(arguments: dict[str, Any]) -> None:
+def main(program: Program) -> None:
     """Work until SIGTERM. SIGUSR1: roll back; SIGUSR2: the next on_checkpoint raises."""
-    out = os.open(arguments["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def say(what: str, **more: object) -> None:
-        os.write(out, json.dumps({"what": what, "at": time.time(), **more}).encode() + b"\n")
-
+    arguments, say = program.arguments, program.say
     ledger = Ledger(Folder(arguments["states"]), say)
     policy = CheckpointPolicy(**arguments["policy"])
-    with Marshal(
-        arguments["bootstrap"],
-        group_id=arguments["group"],
-        client_id=arguments["client_id"],
-        topic=arguments["coordination"],
-        heartbeat_interval=(arguments["hi"]) / 1000,
-        watchdog=arguments.get("watchdog", False),
-    ) as marshal:
-        signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
+    with program.marshal(watchdog=arguments.get("watchdog", False)) as marshal:
         wanted: list[str] = []
         signal.signal(signal.SIGUSR1, lambda *_: wanted.append("rollback"))
         signal.signal(signal.SIGUSR2, lambda *_: setattr(ledger, "failures", 1))
@@ -166,4 +153,4 @@ def main(arguments: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(Program())

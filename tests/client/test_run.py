@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections import deque
 from itertools import islice
@@ -24,7 +21,7 @@ from kafka_marshal.engine.work.lane import Lane
 from kafka_marshal.observe import problems
 from tests.cli.conftest import command, environment
 from tests.cli.harness import Command
-from tests.client.conftest import HI, Worker, take, wait_until
+from tests.client.conftest import HI, take, wait_until
 from tests.client.running import (
     HOW,
     KINDS,
@@ -427,27 +424,6 @@ def test_what_was_taken_is_not_kept() -> None:
 # A process stopped in its handlers until another has its partition: it has no effect when it continues.
 
 
-class Zombie(Worker):
-    """See zombie.py."""
-
-    def __init__(self, scene: Crew, topic: str, folder: Path, **options: object) -> None:
-        self.out = folder / "zombie.jsonl"
-        arguments = {
-            "bootstrap": scene.bootstrap,
-            "group": scene.group,
-            "coordination": scene.coordination,
-            "topic": topic,
-            "client_id": "zombie",
-            "out": str(self.out),
-            "hi": HI,
-            "session": SESSION if scene.kind == "group" else 0,
-            **options,
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("zombie.py")), json.dumps(arguments)]
-        )
-
-
 @pytest.mark.parametrize("act", ["fail", "write"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_stopped_process_makes_of_its_messages_has_no_effect(
@@ -460,8 +436,8 @@ def test_what_a_stopped_process_makes_of_its_messages_has_no_effect(
     count = 4 if act == "fail" else 1
     publish(crew, topic, [f"k{x}" for x in range(count)])
     options = {"act": act, "dead": dead, "database": str(database), "concurrency": count, "attempts": 1}
-    zombie = Zombie(crew, topic, tmp_path, **options)
-    crew.workers.append(zombie)
+    session = SESSION if kind == "group" else 0
+    zombie = crew.worker("zombie", topic, tmp_path, program="zombie.py", session=session, **options)
     wait_until(lambda: len(zombie.offsets("begin")) == count, 180)
     zombie.stop()
     _, consumer = crew.consumer("other", topic)

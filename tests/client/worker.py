@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import sys
 import time
 from typing import Any
 
-from kafka_marshal import Batches, Claims, Consumer, Group, Keys, Marshal, ShareConsumer
+from kafka_marshal import Batches, Claims, Consumer, Group, Keys, ShareConsumer
+from tests.client.program import Program
 
-arguments = json.loads(sys.argv[1])
-out = os.open(arguments["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+program = Program()
+arguments = program.arguments
 pause_s = arguments.get("pause_s", 0.0)
 
 
 def say(what: str, partition: int, offset: int, **more: object) -> None:
-    """Write a line at once, so that it survives a kill."""
-    line = json.dumps({"what": what, "partition": partition, "offset": offset, "at": time.time(), **more})
-    os.write(out, line.encode() + b"\n")
+    program.say(what, partition=partition, offset=offset, **more)
 
 
-with Marshal(
-    arguments["bootstrap"],
-    group_id=arguments["group"],
-    client_id=arguments["client_id"],
-    topic=arguments["coordination"],
-    heartbeat_interval=(arguments["hi"]) / 1000,
-) as marshal:
-    signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
+with program.marshal() as marshal:
 
     def on_lost(consumer: Consumer, partitions: list[Any]) -> None:
         for lost in partitions:

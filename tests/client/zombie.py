@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from kafka_marshal import Consumer, Group, Hooks, Marshal, Retry
+from kafka_marshal import Consumer, Group, Hooks, Retry
 from kafka_marshal.sinks import SqliteSink
+from tests.client.program import Program
 
-arguments = json.loads(sys.argv[1])
-out = os.open(arguments["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+program = Program()
+arguments = program.arguments
 go = Path(arguments["out"]).with_suffix(".go")
 sink = SqliteSink(arguments["database"])
 
 
 def say(what: str, offset: int) -> None:
-    """Write a line at once."""
-    os.write(out, (json.dumps({"what": what, "partition": 0, "offset": offset}) + "\n").encode())
+    program.say(what, partition=0, offset=offset)
 
 
 def wait(message: Any) -> None:
@@ -44,13 +41,7 @@ def told(what: str) -> Any:
     return lambda attempt, *_: say(f"{what} {attempt.is_held}", attempt.message.offset())
 
 
-with Marshal(
-    arguments["bootstrap"],
-    group_id=arguments["group"],
-    client_id=arguments["client_id"],
-    topic=arguments["coordination"],
-    heartbeat_interval=(arguments["hi"]) / 1000,
-) as marshal:
+with program.marshal() as marshal:
     topics = [arguments["topic"]]
     session = arguments["session"]
     consumer: Consumer = (

@@ -8,9 +8,7 @@ cleanly.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import os
 import signal
 import sys
 import threading
@@ -21,6 +19,7 @@ from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.errors import LeaseError, MarshalError
 from rationalizer import Outcome
 from tests.campaigns.fuzz.campaign import rss_mb
+from tests.client.program import Program
 
 #: A replica records its digest at the first record at or above each multiple of this offset.
 DIGEST_EVERY = 5_000
@@ -29,21 +28,10 @@ MEMORY_S = 0.5
 CLAIM_S = 0.1
 
 
-class Notes:
-    """The file that is read during and after the worker's run."""
-
-    def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def say(self, what: str, **more: object) -> None:
-        """Write a line at once."""
-        os.write(self._file, json.dumps({"what": what, **more}).encode() + b"\n")
-
-
 class _Errors(logging.Handler):
     """Writes logged errors to the notes."""
 
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self, notes: Program) -> None:
         super().__init__(logging.ERROR)
         self._notes = notes
 
@@ -54,23 +42,16 @@ class _Errors(logging.Handler):
 class Worker:
     """Two consumers, a thread that claims by hand, and a listener that notes digests."""
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        self.arguments = arguments
-        self.notes = Notes(arguments["out"])
+    def __init__(self) -> None:
+        self.notes = Program()
+        self.arguments = self.notes.arguments
         self.done = threading.Event()
         logging.getLogger("kafka_marshal").addHandler(_Errors(self.notes))
 
     def run(self) -> None:
         """Work until SIGTERM."""
-        arguments = self.arguments
-        signal.signal(signal.SIGTERM, lambda *_: self.done.set())
-        with Marshal(
-            arguments["bootstrap"],
-            group_id=arguments["group"],
-            client_id=arguments["client_id"],
-            topic=arguments["coordination"],
-            heartbeat_interval=(arguments["hi"]) / 1000,
-        ) as marshal:
+        with self.notes.marshal() as marshal:
+            signal.signal(signal.SIGTERM, lambda *_: self.done.set())
             marshal._driver.listeners.append(self._note_digests(marshal))
             threads = [
                 threading.Thread(target=self._guarded, args=(self._consume, marshal, delivery))
@@ -135,7 +116,7 @@ class Worker:
 
 def main() -> int:
     """Returns the exit status."""
-    worker = Worker(json.loads(sys.argv[1]))
+    worker = Worker()
     try:
         worker.run()
     except MarshalError as error:
