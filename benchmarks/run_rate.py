@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import TopicPartition
@@ -29,6 +29,12 @@ from benchmarks.throughput import fill
 from kafka_marshal import Marshal
 
 PARTITIONS, KEYS, READ = 4, 1_000, 500
+
+
+class Ends(Protocol):
+    """A handler that notes when all messages have come."""
+
+    ended: float
 
 
 class Counter:
@@ -56,13 +62,13 @@ class Counter:
         return self._records / (self.ended - self.began)
 
 
-def raw(bootstrap: str, topic: str, counter: Counter) -> Iterator[list[Any]]:
+def raw(bootstrap: str, topic: str, counter: Ends, at_once: int = READ) -> Iterator[list[Any]]:
     """The messages of a plain consumer, as they come, until all are counted."""
     config = {"bootstrap.servers": bootstrap, "enable.auto.commit": False, "group.id": "raw"}
     consumer = RawConsumer({**config, "auto.offset.reset": "earliest"})
     consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
     while not counter.ended:
-        yield consumer.consume(READ, 0.1)
+        yield consumer.consume(at_once, 0.1)
     consumer.close()
 
 

@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Attempt, ClosedError, ConfigurationError, Group, MemberPiece, Message, Retry, TopicPartition
+from kafka_marshal import (
+    Attempt,
+    ClosedError,
+    ConfigurationError,
+    Group,
+    MemberPiece,
+    Message,
+    MessagesFailedError,
+    Retry,
+    TopicPartition,
+)
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.aio import Consumer, Marshal
 from kafka_marshal.node.coordination_topic import create_topic
@@ -130,6 +140,39 @@ async def test_run_in_this_loop_with_order_and_retry(cluster: MemoryCluster) -> 
         assert [x for x in handled if x % 4 == 2] == [2, 6, 10, 14, 18]
         assert await consumer.state() == "PART_OF_GROUP"
     assert sorted(handled) == list(range(MESSAGES))
+
+
+async def test_run_with_lists_in_this_loop_keeps_order_and_tries_what_is_named_again(cluster: MemoryCluster) -> None:
+    """What follows a failed message of its key in its list is named, too, and comes after it."""
+    done: dict[bytes | str | None, list[int]] = {}
+    busy: set[bytes | str | None] = set()
+    sizes, bad, loop = list[int](), {2, 9}, asyncio.get_running_loop()
+
+    async def handle(messages: list[Message]) -> None:
+        assert asyncio.get_running_loop() is loop
+        keys = {message.key() for message in messages}
+        assert not busy & keys, "two lists at a time share a key"
+        busy.update(keys)
+        await asyncio.sleep(0.002)
+        busy.difference_update(keys)
+        failed: list[tuple[Message, Exception]] = []
+        for message in messages:
+            is_bad = number_of(message) in bad and Attempt.of(message).number == 1
+            if is_bad or message.key() in {each.key() for each, _ in failed}:
+                failed.append((message, ValueError("not now")))
+            else:
+                done.setdefault(message.key(), []).append(number_of(message))
+        sizes.append(len(messages))
+        if sum(map(len, done.values())) == MESSAGES:
+            marshal.stop()
+        if failed:
+            raise MessagesFailedError(failed)
+
+    async with member(cluster) as marshal, marshal.consumer([TOPIC]) as consumer:
+        await consumer.run(handle, batch=6, linger=0.2, concurrency=2, retry=Retry(3, (0.001, 0.002)))
+    assert done == {f"k{key}".encode(): list(range(key, MESSAGES, 4)) for key in range(4)}
+    assert max(sizes) == 6
+    assert await left_for_the_next(cluster) == []
 
 
 async def test_a_cancelled_run_lets_handlers_end_first(cluster: MemoryCluster) -> None:

@@ -30,6 +30,7 @@ from kafka_marshal.adapters.memory import MemoryMessage
 from kafka_marshal.client.dead_letters import DeadLetter
 from kafka_marshal.client.in_batches import Gathered
 from kafka_marshal.sinks import SqliteSink
+from kafka_marshal.types import BatchToken
 from tests.client.conftest import wait_until
 from tests.client.plant import DEAD, IN, OUT, Plant
 from tests.client.running import HOW, LONG_S, QUICK, Running
@@ -493,7 +494,7 @@ def test_a_list_that_takes_too_long_is_cancelled_and_its_messages_are_tried_alon
             await asyncio.sleep(3_600)
         await lists.handle(messages)
 
-    member, consumer = plain(plant, handler_timeout=1.0)
+    member, consumer = plain(plant, handler_timeout=3.0)
     hooks = Hooks(failed=lambda attempt, seconds, error: errors.append(error))
     running = Running(consumer, handle, batch=4, linger=0.9, concurrency=2, hooks=hooks)
     lists.await_done(4)
@@ -529,7 +530,7 @@ def test_a_thread_that_hangs_with_a_list_is_replaced_by_one(plant: Plant) -> Non
 @pytest.mark.parametrize("how", HOW)
 def test_in_transactions_the_output_of_each_message_goes_with_it(plant: Plant, how: str) -> None:
     plant.put(of_keys(60, 4))
-    failed = set[int]()
+    failed, failed_lists = set[int](), list[list[Attempt]]()
 
     def act(messages: list[Any]) -> None:
         bad = {x for x, each in enumerate(messages) if each.offset() % 10 == 3 and each.offset() not in failed}
@@ -537,6 +538,7 @@ def test_in_transactions_the_output_of_each_message_goes_with_it(plant: Plant, h
             Attempt.of(each).produce(OUT, f"{each.offset()}{' of a failed try' * (x in bad)}")
         failed.update(messages[x].offset() for x in bad)
         if 40 in {x.offset() for x in messages} and len(messages) > 1:
+            failed_lists.append([Attempt.of(each) for each in messages])
             raise ValueError("all of them")
         if bad:
             raise MessagesFailedError({x: ValueError("named") for x in bad})
@@ -547,6 +549,9 @@ def test_in_transactions_the_output_of_each_message_goes_with_it(plant: Plant, h
     plant.await_position(60)
     running.stop(member)
     assert plant.outputs() == [str(x) for x in range(60)]
+    for attempt in failed_lists[0]:
+        with pytest.raises(ConfigurationError, match="produce"):
+            attempt.produce(OUT, b"by what a failed list has left behind")
     assert lists.overlaps == []
     assert max(map(len, lists.lists)) == 8
 
@@ -554,9 +559,10 @@ def test_in_transactions_the_output_of_each_message_goes_with_it(plant: Plant, h
 @pytest.mark.parametrize("how", HOW)
 def test_members_that_share_a_partition_by_batches_get_lists(plant: Plant, how: str) -> None:
     plant.put(of_keys(200, 5))
-    failed = set[int]()
+    failed, tokens = set[int](), set[type]()
 
     def act(messages: list[Any]) -> None:
+        tokens.update({type(Attempt.of(each).epoch) for each in messages})
         if any(x.offset() == 77 for x in messages):
             raise ValueError("a row is bad")
         bad = [x for x, each in enumerate(messages) if each.offset() % 20 == 3 and each.offset() not in failed]
@@ -573,6 +579,7 @@ def test_members_that_share_a_partition_by_batches_get_lists(plant: Plant, how: 
         each.stop(member)
     lists.check({(0, x) for x in range(200)} - {(0, 77)}, 10, in_order=False)
     assert max(map(len, lists.lists)) == 10
+    assert tokens == {BatchToken}, "sinks store rows by it"
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -611,15 +618,54 @@ def test_rows_of_lists_are_in_a_sink_once_however_lists_fail(plant: Plant, tmp_p
 
 def test_a_list_waits_for_no_more_once_its_partition_is_to_be_released(plant: Plant) -> None:
     plant.put("ab")
+    plant.put("ab", 1)
     lists = Lists()
     _, consumer = plain(plant)
-    running = Running(consumer, lists.handle, batch=100, linger=LONG_S)
-    wait_until(lambda: consumer._delivery.in_lanes.lanes.running == 2)
+    running = Running(consumer, lists.handle, batch=100, linger=4 * LONG_S)
+    wait_until(lambda: consumer._delivery.in_lanes.lanes.running == 4)
     _, other = plain(plant, client_id="b")
-    lists.await_done(2)
+    lists.await_done(4)
     wait_until(lambda: len(other.assignment()) == 1)
     consumer.stop()
-    assert running.ended(LONG_S / 2) is None
+    assert running.ended(2 * LONG_S) is None
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_list_waits_for_no_more_once_the_run_ends(plant: Plant, how: str) -> None:
+    plant.put("ab")
+    lists = Lists(how)
+    _, consumer = plain(plant)
+    running = Running(consumer, lists.handle, batch=100, linger=4 * LONG_S)
+    wait_until(lambda: consumer._delivery.in_lanes.lanes.running == 2)
+    consumer.stop()
+    assert running.ended(2 * LONG_S) is None
+    assert lists.lists == [[(0, 0), (0, 1)]]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_without_an_order_lists_of_one_key_are_handled_at_the_same_time(plant: Plant, how: str) -> None:
+    plant.put("aaaa")
+    begun: list[list[Place]] = []
+
+    def both() -> bool:
+        return len(begun) > 1
+
+    def handle(messages: list[Any]) -> None:
+        begun.append([place(each) for each in messages])
+        wait_until(both, LONG_S)
+
+    async def handle_later(messages: list[Any]) -> None:
+        begun.append([place(each) for each in messages])
+        async with asyncio.timeout(LONG_S):
+            while not both():
+                await asyncio.sleep(0.005)
+
+    member, consumer = plain(plant)
+    handler = handle_later if how == "coroutines" else handle
+    running = Running(consumer, handler, batch=2, linger=0.2, concurrency=2, order="none", retry=Retry(attempts=1))
+    wait_until(lambda: stable(member) == 3)
+    running.stop(member)
+    assert sorted(x for each in begun for x in each) == [(0, x) for x in range(4)]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tests.mutants.faults import FAULTS
 from tests.mutants.group_members import GROUP_MEMBERS
 from tests.mutants.groups import GROUPS
 from tests.mutants.lanes import LANES
+from tests.mutants.lists import LISTS
 from tests.mutants.members import MEMBERS
 from tests.mutants.mutation import Mutation, StaleMutationError, apply, mutated
 from tests.mutants.pacing import PACING
@@ -30,6 +31,6 @@ __all__ = ["MUTATIONS", "Mutation", "StaleMutationError", "apply", "mutated"]
 
 #: All of them.
 MUTATIONS: tuple[Mutation, ...] = (
-    *(MEMBERS + GROUP_MEMBERS + LANES + PACING + CALLBACKS + FAULTS + RULES + SHORT_CUT),
+    *(MEMBERS + GROUP_MEMBERS + LANES + LISTS + PACING + CALLBACKS + FAULTS + RULES + SHORT_CUT),
     *(GROUPS + CHECKPOINTS + CHECKPOINT_MEMBERS + SHARING + REDO + AUDIT + SINKS + TRANSACTIONS),
 )

@@ -317,6 +317,9 @@ def _simulation(sizes: Sizes) -> Iterator[Unit]:
 
     if sizes.lanes:
         yield Unit("pacing", QUEUE.name, partial(_tests, QUEUE))
+        for path, fixtures in LISTS:
+            name = f"{path.parent.name}/{path.name}"
+            yield Unit("lists", name, partial(_tests, path, "-p", fixtures, "--noconftest"))
     for path in CHECKPOINT_SCRIPTS if sizes.counting else ():
         yield Unit("counting", path.name, partial(script_differs, path))
     for seed in range(sizes.counting):
@@ -337,6 +340,11 @@ def _simulation(sizes: Sizes) -> Iterator[Unit]:
 MEMBERS = Path(__file__).parents[1] / "engine" / "groups"
 #: What begins, and when, without threads.
 QUEUE = Path(__file__).parents[1] / "client" / "test_pacing_queue.py"
+#: Lists of messages, and what sinks store in them; with their fixtures.
+LISTS = (
+    (QUEUE.with_name("test_run_in_batches.py"), "tests.client.conftest"),
+    (QUEUE.parents[1] / "sinks" / "test_lists.py", "tests.sinks.conftest"),
+)
 
 
 def _story(scenario: Scenario, judged: bool = False) -> str:

@@ -22,6 +22,7 @@ from tests.mutants.faults import FAULTS
 from tests.mutants.group_members import GROUP_MEMBERS
 from tests.mutants.groups import GROUPS
 from tests.mutants.lanes import LANES
+from tests.mutants.lists import LISTS
 from tests.mutants.mutation import ROOT, Mutation, apply
 from tests.mutants.pacing import PACING
 from tests.mutants.sharing import SHARING
@@ -84,6 +85,8 @@ def _parts(mutation: Mutation | None) -> tuple[str, ...]:
         return ("transactions",)
     if mutation in PACING:
         return ("pacing",)
+    if mutation in LISTS:
+        return ("lists",)
     if mutation in LANES:
         return ("lanes",)
     if mutation in GROUP_MEMBERS:

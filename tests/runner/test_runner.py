@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -13,12 +14,14 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kafka_marshal import ConfigurationError, Worker
+from kafka_marshal.runner.child import WholeLines
 from kafka_marshal.runner.parent import MOST_SILENT, Child, merged
 from kafka_marshal.testing.layout import free_ports
 from tests.client.conftest import Scene, wait_until
@@ -87,6 +90,31 @@ def test_the_metrics_of_all_processes_are_one_page_with_each_family_once() -> No
     ]
 
 
+def test_a_line_that_a_thread_prints_is_whole_whatever_others_print_meanwhile() -> None:
+    out: io.TextIOWrapper[io.BytesIO] = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    lines = WholeLines(out)
+
+    def shown() -> str:
+        return out.buffer.getvalue().decode()
+
+    def aside(*texts: str, end: str = "\n") -> None:
+        with ThreadPoolExecutor(1) as other:
+            other.submit(print, *texts, sep=end, end=end, file=lines).result()
+
+    lines.write("of the ")
+    aside("of another\nand its", "second")
+    assert shown() == "of another\nand its\nsecond\n"
+    print("first", "thread", file=lines)
+    assert shown().endswith("second\nof the first thread\n")
+    lines.write("dots")
+    aside("left", end="")
+    assert shown().endswith("first thread\n")
+    lines.flush()
+    assert shown().endswith("first thread\ndots")
+    lines.end()
+    assert shown().endswith("dotsleft\n")
+
+
 class Started:
     """`kafka-marshal work`, its folder and what it says."""
 
@@ -135,7 +163,7 @@ HANDLE = r"""
 import os
 
 def handle(message):
-    print(f"handled {message.partition()} {message.offset()} {os.getpid()}\n", end="")
+    print(f"handled {message.partition()} {message.offset()} {os.getpid()}")
 """
 
 
@@ -379,7 +407,7 @@ WAITING = r"""
 import os, time
 
 def handle(message):
-    print("handled\n", end="")
+    print("handled")
     while not os.path.exists("go"):
         time.sleep(0.01)
     print(200_000 * "x")  # more than a pipe holds

@@ -184,7 +184,6 @@ class Gathered:
     def _named(self, error: MessagesFailedError) -> dict[int, Exception]:
         """Place in the list → its error. Raises ConfigurationError for what is not in it: no message is done then."""
         given, found = error.failed, dict[int, Exception]()
-        by_id = {id(one.attempt.message): place for place, one in enumerate(self.ones)}
         places = {
             (*one.lane.assignment.key, one.attempt.message.offset()): place for place, one in enumerate(self.ones)
         }
@@ -192,7 +191,7 @@ class Gathered:
             what, why = _pair(pair)
             if isinstance(given, Mapping):
                 place = what if isinstance(what, int) and 0 <= what < len(self.ones) else None
-            elif (place := by_id.get(id(what))) is None:
+            else:
                 place = places.get(_where(what))
             if place is None or not isinstance(why, Exception):
                 raise ConfigurationError(

@@ -6,6 +6,7 @@ can't work. Its end means that the parent is gone. OUTPUT is the other end of st
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Lock, Thread
+from threading import Lock, Thread, get_ident
 from typing import TYPE_CHECKING, Any
 
 from kafka_marshal import errors
@@ -55,13 +56,43 @@ def formatter(json_logs: bool) -> logging.Formatter:
     return JsonLines() if json_logs else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
 
 
+class WholeLines(io.TextIOWrapper):
+    """Standard output line by line, each whole whichever threads print: ``print`` writes a line and its end apart."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__(output.buffer, output.encoding, output.errors, write_through=True)
+        #: Thread → what it has written of a line.
+        self._begun: dict[int, str] = {}
+
+    def write(self, text: str) -> int:
+        """Write what is whole."""
+        whole, end, rest = (self._begun.pop(get_ident(), "") + text).rpartition("\n")
+        if rest:
+            self._begun[get_ident()] = rest
+        if end:
+            super().write(whole + end)
+            self.buffer.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what this thread has begun, too."""
+        super().write(self._begun.pop(get_ident(), ""))
+        super().flush()
+
+    def end(self) -> None:
+        """Write what threads have left."""
+        while self._begun:
+            super().write(f"{self._begun.popitem()[1]}\n")
+        super().flush()
+
+
 def main() -> int:
     """Be one member until SIGTERM, or until the parent is gone; returns the exit status."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # while it starts it holds nothing
     name, parent, output = sys.argv[1], socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3])
     parent.set_inheritable(False)
     os.set_inheritable(output, False)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout = lines = WholeLines(sys.stdout)
     sys.path[:], packed, shown, json_logs = pickle.load(parent.makefile("rb"))  # noqa: S301 - from the parent
     handler = logging.StreamHandler()
     handler.setFormatter(formatter(json_logs))
@@ -92,6 +123,8 @@ def main() -> int:
             status = 2 if wrong_use else 3 if isinstance(error, errors.KafkaUnavailableError) else 1
             say(refused=str(error), status=status, importing=not is_imported)
         return 1
+    finally:
+        lines.end()
     return 0
 
 
