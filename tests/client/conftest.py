@@ -116,7 +116,7 @@ class Scene:
 
     def publish(self, topic: str, partitions: int, messages: int) -> None:
         """Publish messages to each partition; the value is the message's number, from 0."""
-        options = {"linger.ms": 2, "queue.buffering.max.messages": 10_000_000}
+        options = {"enable.idempotence": True, "linger.ms": 2, "queue.buffering.max.messages": 10_000_000}
         producer = Producer({"bootstrap.servers": self.bootstrap, **options})
         for number in range(messages):
             for partition in range(partitions):

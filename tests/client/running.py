@@ -183,7 +183,8 @@ class Running:
 
 def publish(scene: Scene, topic: str, keys: Iterable[str | None], partition: int = 0) -> None:
     """Publish a message for each key to one partition."""
-    producer = Producer({"bootstrap.servers": scene.bootstrap, "linger.ms": 2, "queue.buffering.max.messages": 10**6})
+    options = {"enable.idempotence": True, "linger.ms": 2, "queue.buffering.max.messages": 10**6}
+    producer = Producer({"bootstrap.servers": scene.bootstrap, **options})
     for key in keys:
         producer.produce(topic, b"x", key, partition=partition)
     assert producer.flush(20) == 0

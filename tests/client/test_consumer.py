@@ -574,3 +574,24 @@ def test_h1_a_claiming_consumer_sees_what_is_open_and_who_has_it() -> None:
         assert found.open == (OpenMessages(2, 2, 1, None, "Bad", 8), OpenMessages(3, 4, 1, "b", None, None))
         assert consumer.committed([PLACE]) == [(*PLACE, 3, -1)]
         assert consumer.committed([("t", 7)], ranges=True) == [Committed(-1, None, (), ())]
+
+
+def test_p9_a_group_has_not_begun_before_its_start_is_found() -> None:
+    left = Left()
+    epoch = left.append(ClaimingPartition(*B, *PLACE, 600_000))
+    with left.marshal() as marshal, marshal.consumer(["t"]) as consumer:
+
+        def offsets() -> tuple[int, int]:
+            (alone,), (whole,) = consumer.committed([PLACE]), consumer.committed([PLACE], ranges=True)
+            return alone.offset, whole.offset
+
+        assert offsets() == (-1, -1), "the other member may start at the end"
+        left.append(Heartbeat(*B, *PLACE, epoch, 0))
+        wait_until(lambda: offsets() == (1, 1))
+
+
+def test_p9_a_member_that_begins_at_the_earliest_offset_says_so() -> None:
+    left = Left()
+    with left.marshal() as marshal, marshal.consumer(["t"]) as consumer:
+        assert consumer.poll(0) is None
+        wait_until(lambda: consumer.assignment() and consumer.committed([PLACE])[0].offset == 0)

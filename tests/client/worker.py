@@ -23,6 +23,15 @@ with program.marshal() as marshal:
         for lost in partitions:
             say("lost", lost.partition, lost.epoch)
 
+    told: list[Any] = []
+
+    def report(consumer: Consumer) -> None:
+        """Write what was granted at most once and will be handed out to no member."""
+        for each in consumer.unprocessed[len(told) :]:
+            told.append(each)
+            for offset in range(each.first, each.last + 1):
+                say("unprocessed", each.partition, offset)
+
     def made() -> Consumer:
         """A consumer of a coordinated group if a session is given."""
         options: dict[str, Any] = {
@@ -45,6 +54,7 @@ with program.marshal() as marshal:
     with made() as consumer:
         if arguments.get("how") == "batches":
             for batch in consumer.batches(max_messages=arguments.get("max_messages", 50), timeout=0.05):
+                report(consumer)
                 for message in batch:
                     say("handled", batch.partition, message.offset() or 0, epoch=batch.epoch)
                     time.sleep(pause_s)
@@ -58,6 +68,9 @@ with program.marshal() as marshal:
                 shared.done()
         else:
             for message in consumer:
+                report(consumer)
                 say("handled", message.partition() or 0, message.offset() or 0, key=str(message.key()))
                 time.sleep(pause_s)
+    if not isinstance(consumer, ShareConsumer):
+        report(consumer)
 say("closed", -1, -1)

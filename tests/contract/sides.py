@@ -312,7 +312,7 @@ class KafkaSide(_Named):
     def produce(
         self, topic: str, partition: int, values: Sequence[bytes | None], timestamps: Sequence[int] | None = None
     ) -> None:
-        producer = Producer({**self._settings, "acks": "all", "queue.buffering.max.messages": 200_000})
+        producer = Producer({**self._settings, "enable.idempotence": True, "queue.buffering.max.messages": 200_000})
         for index, value in enumerate(values):
             stamp = 0 if timestamps is None else timestamps[index]
             producer.produce(topic, value, b"k", partition, timestamp=stamp)

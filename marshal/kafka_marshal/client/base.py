@@ -34,6 +34,7 @@ from kafka_marshal.engine.effects import Call, Callback, Piece, RestoreState, Sa
 from kafka_marshal.engine.inputs import Ts
 from kafka_marshal.engine.settings import ConsumerSettings
 from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.engine.work.assignment import Stage
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.pull import Hand
 from kafka_marshal.engine.work.stuck import Stuck
@@ -46,7 +47,8 @@ from kafka_marshal.node.serving import EndedError
 from kafka_marshal.node.topics import CountPartitions
 from kafka_marshal.runtime import is_ours
 from kafka_marshal.types import Committed, Key, Offsets, T, TopicPartition
-from rationalizer.holes import first_open
+from rationalizer.holes import Hole, first_open
+from rationalizer.progress import Progress
 
 if TYPE_CHECKING:
     from kafka_marshal.engine.work.consumer import ConsumerEngine
@@ -131,8 +133,16 @@ class ShowsCommitted:
 
     def _committed_of(self, key: Key) -> TopicPartition:
         done = self._engine.source.view.progress(key)
-        offset = -1 if done is None else first_open(done.stable + 1, self._engine.source.view.open(key))
+        offset = -1 if done is None else self._next_of(key, done, self._engine.source.view.open(key))
         return TopicPartition(*key, offset, self._epoch_of(key))
+
+    def _next_of(self, key: Key, done: Progress, opened: Iterable[Hole]) -> int:
+        """What the group reads next; −1: nothing is done, and where it starts is not known here yet (P9)."""
+        has_done = done.stable >= 0 or bool(done.ranges) or any(through >= 0 for *_, through in done.done_through)
+        assignment = self._engine.assignments.get(key)
+        if not has_done and (assignment is None or assignment.stage not in (Stage.ASSIGNING, Stage.ACTIVE)):
+            return -1
+        return first_open(done.stable + 1, opened)
 
     def _epoch_of(self, key: Key) -> int:
         """The token under which this member works on it now; −1: it does not."""
@@ -146,7 +156,7 @@ class ShowsCommitted:
         # A coordinated group has no leases, and its members read only the group's home.
         lease = None if self._engine.settings.group is not None else self._driver.engine.peers.lease(key)
         return Committed(
-            first_open(done.stable + 1, done.open),
+            self._next_of(key, done, done.open),
             _or_none(done.stable),
             tuple((lo, hi, _or_none(through)) for lo, hi, through in done.done_through),
             tuple((first, last) for first, last in split(done.ranges).ranges),
