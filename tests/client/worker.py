@@ -26,7 +26,7 @@ with program.marshal() as marshal:
     told: list[Any] = []
 
     def report(consumer: Consumer) -> None:
-        """Write what was granted at most once and will be handed out to no member."""
+        """Write what was granted at most once and goes to no member."""
         for each in consumer.unprocessed[len(told) :]:
             told.append(each)
             for offset in range(each.first, each.last + 1):
