@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from itertools import groupby
 from random import Random
 from typing import Any
@@ -29,7 +30,7 @@ from kafka_marshal import (
 from kafka_marshal.adapters.memory import MemoryMessage
 from kafka_marshal.client.dead_letters import DeadLetter
 from kafka_marshal.client.in_batches import Gathered
-from kafka_marshal.sinks import SqliteSink
+from kafka_marshal.sinks import SqliteSink, fence, fence_tables
 from kafka_marshal.types import BatchToken
 from tests.client.conftest import wait_until
 from tests.client.plant import DEAD, IN, OUT, Plant
@@ -614,6 +615,55 @@ def test_rows_of_lists_are_in_a_sink_once_however_lists_fail(plant: Plant, tmp_p
         rows = connection.execute("SELECT * FROM rows ORDER BY 1, 2").fetchall()
     assert rows == [*((0, x) for x in range(120)), *((1, x) for x in range(40))]
     assert any(len(each) > 1 for each in lists.lists)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_rows_in_the_programs_own_transaction_are_written_once(plant: Plant, tmp_path: Any, how: str) -> None:
+    """A block for each message, so that one that fails takes back its own rows; or one for those of a partition."""
+    plant.put("abcdefgh" * 15)
+    plant.put("xy" * 20, partition=1)
+    path, failed, chance = str(tmp_path / "rows.db"), set[Place](), Random(3)
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in [*fence_tables("sqlite"), "CREATE TABLE rows (part INTEGER, at INTEGER)"]:
+            connection.execute(statement)
+
+    def write(connection: sqlite3.Connection, messages: list[Any]) -> list[tuple[Any, Exception]]:
+        bad = []
+        if chance.random() < 0.3:
+            for _, some in groupby(messages, lambda each: each.partition()):
+                with fence(connection, list(some)) as tx:
+                    connection.executemany("INSERT INTO rows VALUES (?, ?)", map(place, tx.new))
+            return []
+        for each in messages:
+            try:
+                with fence(connection, each) as tx:
+                    if not tx.is_done:
+                        connection.execute("INSERT INTO rows VALUES (?, ?)", place(each))
+                        if each.offset() % 10 == 3 and place(each) not in failed:
+                            failed.add(place(each))
+                            raise ValueError("not today")
+            except ValueError as error:
+                bad.append((each, error))
+        return bad
+
+    def act(messages: list[Any]) -> None:
+        with closing(sqlite3.connect(path, timeout=LONG_S)) as connection:
+            with connection:
+                bad = write(connection, messages)
+                if chance.random() < 0.1:
+                    raise ValueError("all of them")
+        if bad:
+            raise MessagesFailedError(bad)
+
+    lists = Lists(how, act)
+    member, consumer = plain(plant)
+    running = Running(consumer, lists.handle, batch=15, concurrency=3, retry=QUICK)
+    wait_until(lambda: (stable(member), stable(member, 1)) == (119, 39))
+    running.stop(member)
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute("SELECT * FROM rows ORDER BY 1, 2").fetchall()
+    assert rows == [*((0, x) for x in range(120)), *((1, x) for x in range(40))]
+    assert len(failed) > 3
 
 
 def test_a_list_waits_for_no_more_once_its_partition_is_to_be_released(plant: Plant) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from kafka_marshal import MessagesFailedError
 from kafka_marshal.errors import ConfigurationError, SinkError, StaleEpochError, WrongEpochKindError
 from kafka_marshal.sinks import ConnectionSink, Written, fence, fence_tables
 from kafka_marshal.sinks.database import MERGE_EVERY
@@ -24,6 +25,7 @@ from tests.sinks import test_several_writers
 from tests.sinks.conftest import MariaDb, Postgres
 from tests.sinks.programs import PROGRAMS, AsSink, Program, nothing
 from tests.sinks.test_done_records import attempt, message
+from tests.sinks.test_lists import handler_of
 
 #: Part of a program's name → the libraries that it needs.
 NEEDS = {
@@ -330,3 +332,22 @@ def test_a_name_has_rows_of_its_own_and_other_forms_are_refused() -> None:
         for refused in (sink.transaction, sink.restore):
             with pytest.raises(ConfigurationError, match="Nothing was"):
                 refused()
+
+
+def test_in_a_handler_of_lists(program: Program) -> None:
+    """The epoch is that of the messages' attempts."""
+
+    def refuse(_: object) -> None:
+        raise MessagesFailedError({0: ValueError("refused")})
+
+    found = several(3, 4, 0)
+    with handler_of(found):
+        with pytest.raises(ConfigurationError, match="would be done without their rows"):
+            program.write(found, within=refuse)
+        assert program.rows() == []
+        assert program.write(found[:2], "x") == [3, 4]
+        assert program.write(found[2], "x") == [0]
+        assert program.write(found, "y") == []
+        with pytest.raises(ConfigurationError, match="no attempt of this message"):
+            program.write(several(3))
+    assert program.rows() == [(0, 0, "x"), (0, 3, "x"), (0, 4, "x")]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Attempt
+from kafka_marshal import Attempt, MessagesFailedError
 from kafka_marshal.client.attempt import Handling, in_batch
 from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import ConfigurationError, LeaseLostError
@@ -82,6 +82,20 @@ def test_what_is_refused_in_a_handler_of_lists(kind: Kind) -> None:
         ):
             pass
     assert offsets(kind) == []
+
+
+def test_what_has_failed_is_not_named_inside_of_a_block(kind: Kind) -> None:
+    """The others would be done, and their rows taken back."""
+    sink, found = kind.sink(), [message(x) for x in range(3)]
+    with (
+        pytest.raises(ConfigurationError, match=r"would be done without their rows.*after the COMMIT"),
+        handler_of(found),
+        sink.records(found) as tx,
+    ):
+        tx.execute(kind.insert(), (0, "x"))
+        raise MessagesFailedError({1: ValueError("refused")})
+    assert offsets(kind) == []
+    assert sink.progress("group").get(T0, Written(-1, -1)).ranges == ()
 
 
 def test_messages_of_two_batches_of_a_share_have_different_tokens(kind: Kind) -> None:

@@ -50,6 +50,7 @@ from kafka_marshal.sinks.claims import (
     the_record,
     the_records,
     tokens_of,
+    whole_blocks,
     whole_pieces,
 )
 from kafka_marshal.sinks.database import (
@@ -277,7 +278,7 @@ class FencedSink(Dialect[Connection]):
         rows = self._rows_of(of.group_id)
         written = self._pool.written(rows, of.key)
         self._tidy(of, written)
-        with suppress(RollBackError), self._admitted(of, written) as (work, new, redone):
+        with whole_blocks(), suppress(RollBackError), self._admitted(of, written) as (work, new, redone):
             done = self._done(work.connection, rows, of.key)
             tx = RecordTransaction(work.connection, [message for message, _ in of.messages], of.first_of_each(new))
             work.stage = "write"

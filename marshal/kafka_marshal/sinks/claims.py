@@ -13,7 +13,8 @@ them for newer epochs, and is refused.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -569,6 +570,24 @@ def _records(
     found = Records(group, (topic, partition), tokens, stable, messages, is_single, enters=enters)
     found.require_own_keys()
     return found
+
+
+@contextmanager
+def whole_blocks() -> Iterator[None]:
+    """Around the block of records. ConfigurationError if a handler of lists names there what has failed."""
+    try:
+        yield
+    except Exception as error:
+        from kafka_marshal.client.in_batches import MessagesFailedError  # loaded, if it is one
+
+        if not isinstance(error, MessagesFailedError):
+            raise
+        raise ConfigurationError(
+            "MessagesFailedError was raised inside of the block of a sink, which goes back to its begin: the messages "
+            "that are not named would be done without their rows. Nothing of this block was written; no message of the "
+            "list is done, and they come again. Raise it after the block, and after the COMMIT; give each message that "
+            "may fail a block for itself"
+        ) from error
 
 
 def refuse_out_of_order() -> None:

@@ -23,7 +23,7 @@ from kafka_marshal.client.batch import Batch
 from kafka_marshal.errors import ConfigurationError, SinkError
 from kafka_marshal.sinks import postgres, sqlite
 from kafka_marshal.sinks.base import FencedMessages, FencedSink, Written, merged_in
-from kafka_marshal.sinks.claims import Records, entered, the_record, the_records
+from kafka_marshal.sinks.claims import Records, entered, the_record, the_records, whole_blocks
 from kafka_marshal.sinks.database import (
     BATCHES,
     DONE,
@@ -378,7 +378,7 @@ class FenceBlock(AbstractContextManager[FencedMessages], AbstractAsyncContextMan
     def _within(self) -> Iterator[FencedMessages]:
         sink, link, of = self._sink, self._link, self._of
         sink._begin(link, of, self._waits)
-        with self._kept_open(), suppress(RollBackError), link.nested():
+        with whole_blocks(), self._kept_open(), suppress(RollBackError), link.nested():
             tx, admitted = sink._admit(link, of)
             yield tx
             tx._check(of.is_single)
@@ -389,7 +389,7 @@ class FenceBlock(AbstractContextManager[FencedMessages], AbstractAsyncContextMan
     async def _within_async(self, link: AsyncLink) -> AsyncIterator[FencedMessages]:
         sink, of = self._sink, self._of
         await link.perform(lambda on: sink._begin(on, of, self._waits))
-        with self._kept_open(), suppress(RollBackError):
+        with whole_blocks(), self._kept_open(), suppress(RollBackError):
             async with link.nested():
                 tx, admitted = await link.perform(lambda on: sink._admit(on, of))
                 yield tx
