@@ -17,10 +17,15 @@ PROGRAMS = {
     "psycopg": "postgres",
     "psycopg-plain": "postgres",
     "psycopg-async": "postgres",
+    "psycopg2": "postgres",
+    "psycopg2-begin": "postgres",
+    "asyncpg-async": "postgres",
     "sqlalchemy-sqlite": "sqlite",
     "sqlalchemy-aiosqlite": "sqlite",
     "sqlalchemy-postgres": "postgres",
     "sqlalchemy-async": "postgres",
+    "sqlalchemy-psycopg2": "postgres",
+    "sqlalchemy-asyncpg-async": "postgres",
     "sqlalchemy-mysql": "mariadb",
     "session": "postgres",
     "session-sqlite": "sqlite",
@@ -134,7 +139,9 @@ class Program:
                 new = tx.new
                 for each in new:
                     row = each.partition(), each.offset(), value
-                    if self.name == "psycopg-async":
+                    if self.name == "asyncpg-async":
+                        await connection.execute("INSERT INTO results VALUES ($1, $2, $3)", *row)
+                    elif self.name == "psycopg-async":
                         await connection.execute("INSERT INTO results VALUES (%s, %s, %s)", row)
                     else:
                         await connection.run_sync(self._insert, row)
@@ -171,6 +178,9 @@ class Program:
                     connection.execute("BEGIN")
                 with connection:
                     yield connection
+        elif self.name.startswith("psycopg2"):
+            with self._psycopg2(autocommit) as old:
+                yield old
         elif self.name.startswith("psycopg"):
             import psycopg
             from psycopg.rows import dict_row
@@ -194,6 +204,28 @@ class Program:
         else:
             with self._mysql(autocommit) as mine:
                 yield mine
+
+    @contextmanager
+    def _psycopg2(self, autocommit: bool) -> Iterator[Any]:
+        import psycopg2
+        from psycopg2.extras import RealDictCursor
+
+        with closing(psycopg2.connect(self.where, cursor_factory=RealDictCursor)) as old:
+            old.autocommit = autocommit or self.name == "psycopg2-begin"
+            if autocommit:
+                yield old
+            elif self.name == "psycopg2-begin":
+                with old.cursor() as cursor:
+                    cursor.execute("BEGIN")
+                    try:
+                        yield old
+                    except BaseException:
+                        cursor.execute("ROLLBACK")
+                        raise
+                    cursor.execute("COMMIT")
+            else:
+                with old:
+                    yield old
 
     @contextmanager
     def _mysql(self, autocommit: bool) -> Iterator[Any]:
@@ -260,7 +292,8 @@ class Program:
             return f"sqlite{'+aiosqlite' if self.is_async else ''}:///{self.where}"
         if self.database == "postgres":
             at = self.postgres
-            return f"postgresql+psycopg://{at['user']}@{at['host']}:{at['port']}/{at['dbname']}"
+            driver = next((x for x in ("psycopg2", "asyncpg") if x in self.name), "psycopg")
+            return f"postgresql+{driver}://{at['user']}@{at['host']}:{at['port']}/{at['dbname']}"
         at = self.mysql
         return f"mysql+pymysql://{at['user']}@/{at['database']}?unix_socket={at['unix_socket']}&ssl_disabled=true"
 
@@ -289,6 +322,20 @@ class Program:
             connecting = psycopg.AsyncConnection.connect(self.where, row_factory=dict_row, autocommit=autocommit)
             async with await connecting as connection:
                 yield connection
+            return
+        if self.name == "asyncpg-async":
+            import asyncpg
+
+            at = self.postgres
+            mine = await asyncpg.connect(host=at["host"], port=int(at["port"]), user=at["user"], database=at["dbname"])
+            try:
+                if autocommit:
+                    yield mine
+                else:
+                    async with mine.transaction():
+                        yield mine
+            finally:
+                await mine.close()
             return
         from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
         from sqlalchemy.pool import NullPool

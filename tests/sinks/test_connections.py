@@ -32,6 +32,8 @@ NEEDS = {
     "sqlalchemy": ["sqlalchemy", "greenlet"],
     "session": ["sqlalchemy", "greenlet"],
     "aiosqlite": ["aiosqlite"],
+    "psycopg2": ["psycopg2"],
+    "asyncpg": ["asyncpg"],
     "django": ["django"],
     "django-mysql": ["MySQLdb"],
     "mysqlclient": ["MySQLdb"],

@@ -114,6 +114,11 @@ class _Psycopg(Link):
         return bool(self.connection.autocommit) and status == TransactionStatus.IDLE
 
 
+class _Psycopg2(Link):
+    def _cursor(self) -> Any:
+        return self.connection.cursor(cursor_factory=import_module("psycopg2.extensions").cursor)
+
+
 class _Django(Link):
     @property
     def raw(self) -> Any:
@@ -198,6 +203,20 @@ class _AsyncPsycopg(AsyncLink, _Psycopg):
             return error
 
 
+class _Asyncpg(_AsyncPsycopg):
+    async def _answer(self, sql: str, parameters: Sequence[Any]) -> Rows | Exception:
+        first, *others = sql.split("?")
+        numbered = first + "".join(f"${number}{part}" for number, part in enumerate(others, 1))
+        try:
+            return [tuple(row) for row in await self.connection.fetch(numbered, *parameters)]
+        except Exception as error:  # noqa: BLE001 - raised by the step
+            return error
+
+    @property
+    def is_off(self) -> bool:
+        return not self.connection.is_in_transaction()
+
+
 class _UnansweredError(BaseException):
     """(sql, parameters) of a statement that has yet to run."""
 
@@ -221,14 +240,14 @@ class _Answered(Link):
 
 
 _KNOWN: Final = (
-    "a connection of psycopg (sync or async), sqlite3, PyMySQL or mysqlclient; a Connection or Session of SQLAlchemy "
-    "(sync or async); or django.db.connection"
+    "a connection of psycopg (sync or async), asyncpg, psycopg2, sqlite3, PyMySQL or mysqlclient; a Connection or "
+    "Session of SQLAlchemy (sync or async); or django.db.connection"
 )
 
 
 def _library(connection: object) -> str:
     """The first of the libraries that a class of it is of; "" if none is."""
-    known = ("psycopg", "sqlalchemy", "django", "sqlite3", "pymysql", "MySQLdb")
+    known = ("psycopg", "psycopg2", "asyncpg", "sqlalchemy", "django", "sqlite3", "pymysql", "MySQLdb")
     modules = [base.__module__.partition(".")[0] for base in type(connection).__mro__]
     return next((module for module in modules if module in known), "")
 
@@ -243,6 +262,10 @@ def link_of(connection: Any) -> Link:
     if library == "psycopg" and hasattr(connection, "transaction"):
         is_async = hasattr(connection, "__aenter__")
         return (_AsyncPsycopg if is_async else _Psycopg)(connection, "postgresql")
+    if library == "psycopg2" and hasattr(connection, "get_transaction_status"):
+        return _Psycopg2(connection, "postgresql")
+    if library == "asyncpg" and hasattr(connection, "is_in_transaction"):
+        return _Asyncpg(connection, "postgresql")
     if library == "django" and hasattr(connection, "vendor"):
         return _Django(connection, _vendor(connection.vendor, connection))
     if library == "sqlalchemy":
