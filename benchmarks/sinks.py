@@ -1,11 +1,12 @@
 """Rows a second through a fenced sink, divided by plain inserts of the same rows; on PostgreSQL and SQLite.
 
-    python -m benchmarks.sinks [--records N] [--rounds N] [--json FILE]
+    python -m benchmarks.sinks [--records N] [--rounds N] [--only fence|sinks] [--json FILE]
 
 Rows of 100-byte values of one partition, in batches of 500 whose messages belong to two shares of its keys, one writer
 each, and one by one; and of a whole partition in order (``transaction``), one writer. Plain: the same rows by as many
 writers, in transactions of the same size, with executemany or COPY. A separate PostgreSQL, as it is by default (it
-waits for the disk), and without waiting; interleaved, medians.
+waits for the disk), and without waiting; interleaved, medians. And ``fence`` in a program's own transaction, divided by
+the same transaction without it, by one writer of a whole partition.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,11 +27,11 @@ from typing import Any
 import psycopg
 
 from benchmarks.common import Row, in_turns, report
-from kafka_marshal.sinks import FencedSink, PostgresSink, SqliteSink
+from kafka_marshal.sinks import FencedSink, PostgresSink, SqliteSink, fence, fence_tables
 from kafka_marshal.types import SharedEpoch
 from rationalizer import key_hash
 from rationalizer.routing import key_range
-from tests.sinks.conftest import running_postgres
+from tests.sinks.conftest import MariaDb, mariadb_programs, running_postgres
 
 BATCH = 500
 SHARES = 2
@@ -192,6 +193,68 @@ def plain(make: Callable[[], Any], records: int, size: int, how: Write, shares: 
     return together([partial(writer, batches) for _, batches in shared(records, size, shares)])
 
 
+def own(connect: Callable[[], Any], insert: str, records: int, size: int, is_fenced: bool) -> float:
+    """In the program's own transactions, one for each batch, on one connection."""
+    batches = shared(records, size, 1)[0][1]
+    about: dict[str, Any] = {"group_id": f"g{perf_counter()}", "epoch": 7, "kind": "claimed"}
+    with closing(connect()) as connection, closing(connection.cursor()) as cursor:
+        connection.commit()
+        began = perf_counter()
+        for batch in batches:
+            if is_fenced:
+                with fence(connection, batch, **about) as tx:
+                    cursor.executemany(insert, rows(tx.new))
+            else:
+                cursor.executemany(insert, rows(batch))
+            connection.commit()
+        return perf_counter() - began
+
+
+@contextmanager
+def databases(folder: Path) -> Iterator[list[tuple[str, Callable[[], Any], str]]]:
+    """Name, what connects, and the statement, each with its tables; MariaDB only if it is installed."""
+    found: list[tuple[str, Callable[[], Any], str]] = []
+    marks = "INSERT INTO results VALUES (%s, %s, %s)"
+    with running_postgres("fsync=on") as postgres, ExitStack() as stack:
+        name = postgres.new_database()
+        for sql in [*fence_tables("postgresql"), TABLE.format(blob="bytea")]:
+            postgres.ask(sql, name)
+        found.append(("psycopg, PostgreSQL", partial(psycopg.connect, postgres.dsn(name)), marks))
+        path = str(folder / "own.db")
+        with closing(sqlite3.connect(path)) as connection:
+            for sql in ["PRAGMA journal_mode = WAL", *fence_tables("sqlite"), TABLE.format(blob="blob")]:
+                connection.execute(sql)
+        found.append(("sqlite3", partial(sqlite3.connect, path), "INSERT INTO results VALUES (?, ?, ?)"))
+        if (programs := mariadb_programs()) is not None:
+            import pymysql
+
+            maria = MariaDb(Path(tempfile.mkdtemp(prefix="kafka-marshal-mariadb-")), *programs)
+            stack.callback(maria.processes.end)
+            at = maria.new_database()
+            maria.ask("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+            for sql in [*fence_tables("mysql"), TABLE.format(blob="blob")]:
+                maria.ask(sql, at)
+            there: dict[str, Any] = {"unix_socket": str(maria.socket), "user": "root", "database": at}
+            found.append(("PyMySQL, MariaDB", partial(pymysql.connect, **there, ssl_disabled=True), marks))
+        yield found
+
+
+def measure_fence(args: argparse.Namespace, folder: Path) -> list[Row]:
+    """fence(…) beside the same transactions without it."""
+    found = []
+    with databases(folder) as all_of_them:
+        for name, connect, insert in all_of_them:
+            for size, records in ((BATCH, args.records), (1, args.records // SINGLE_SHARE)):
+                runs = [partial(own, connect, insert, records, size, is_fenced) for is_fenced in (True, False)]
+                times = in_turns(args.rounds, *runs)
+                ratios = [y / x for x, y in times]
+                with_it, without = (records / median(column) for column in zip(*times, strict=True))
+                what = f"fence, {name}: {f'batches of {size}' if size > 1 else 'one by one'}"
+                spread = min(ratios), max(ratios)
+                found.append(Row(what, with_it, without, median(ratios), None, "rows/s", spread=spread))
+    return found
+
+
 def measure(args: argparse.Namespace, folder: Path) -> list[Row]:
     """All rows of the table."""
     path, sqlite_insert = str(folder / "bench.db"), "INSERT INTO results VALUES (?, ?, ?)"
@@ -237,10 +300,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--records", type=int, default=40_000)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", choices=["sinks", "fence"])
     parser.add_argument("--json")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(args, Path(folder))
+        found = [] if args.only == "fence" else measure(args, Path(folder))
+        found += [] if args.only == "sinks" else measure_fence(args, Path(folder))
     report("sinks", found, args.json, records=args.records, rounds=args.rounds, writers=SHARES)
 
 

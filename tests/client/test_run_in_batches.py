@@ -628,7 +628,7 @@ def test_rows_in_the_programs_own_transaction_are_written_once(plant: Plant, tmp
             connection.execute(statement)
 
     def write(connection: sqlite3.Connection, messages: list[Any]) -> list[tuple[Any, Exception]]:
-        bad = []
+        bad: list[tuple[Any, Exception]] = []
         if chance.random() < 0.3:
             for _, some in groupby(messages, lambda each: each.partition()):
                 with fence(connection, list(some)) as tx:
@@ -647,11 +647,10 @@ def test_rows_in_the_programs_own_transaction_are_written_once(plant: Plant, tmp
         return bad
 
     def act(messages: list[Any]) -> None:
-        with closing(sqlite3.connect(path, timeout=LONG_S)) as connection:
-            with connection:
-                bad = write(connection, messages)
-                if chance.random() < 0.1:
-                    raise ValueError("all of them")
+        with closing(sqlite3.connect(path, timeout=LONG_S)) as connection, connection:
+            bad = write(connection, messages)
+            if chance.random() < 0.1:
+                raise ValueError("all of them")
         if bad:
             raise MessagesFailedError(bad)
 

@@ -434,9 +434,10 @@ def fence(
     ``tx.new`` in the block, and COMMITs after it, both together. Only then are the messages done. An exception in the
     block goes back to its begin (a savepoint), and so does a block in which nothing is new.
 
-    ``connection``: of psycopg (sync or async), psycopg2, asyncpg, sqlite3, PyMySQL, mysqlclient; a Connection or Session
-    of SQLAlchemy (sync or async); or ``django.db.connection``. On a connection of asyncio, write ``async with``. Several blocks one
-    after another, of several partitions, may be in one transaction. It needs the tables of :func:`fence_tables`.
+    ``connection``: of psycopg (sync or async), psycopg2, asyncpg, sqlite3, PyMySQL, mysqlclient; a Connection or
+    Session of SQLAlchemy (sync or async); or ``django.db.connection``. On a connection of asyncio, write
+    ``async with``. Several blocks one after another, of several partitions, may be in one transaction. It needs the
+    tables of :func:`fence_tables`.
 
     ``messages``: a batch; None, or its message, in a handler of ``consumer.run``; one or several of its list, of one
     partition, with ``batch=``; else messages of one partition with ``group_id``, ``epoch`` and ``kind``. These and
