@@ -18,9 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from kafka_marshal import ConfigurationError, Worker
+from kafka_marshal.cli.work import _rate
 from kafka_marshal.runner.child import WholeLines
 from kafka_marshal.runner.parent import MOST_SILENT, Child, merged
 from kafka_marshal.testing.layout import free_ports
@@ -247,6 +249,38 @@ def test_check_says_what_it_would_do_and_what_is_missing(scene: Scene, start: St
         "'gone'",
         "'dead'",
     ]
+
+
+@pytest.mark.broker
+def test_a_rate_of_the_command_is_kept(scene: Scene, start: Start) -> None:
+    topic, (port,) = scene.topic(1, 5), free_ports(1)
+    runner = start(HANDLE, "--topics", topic, "--rate", f"{topic}=0.001", "--port", str(port))
+    runner.await_text(r"w-1 \| handled")
+    wait_until(lambda: re.search(r"kafka_marshal_rate_limited\{.*\} [1-9]", page(port, "/metrics")[1]))
+    assert runner.said().count("| handled") == 1, "a burst of one, and the next after a thousand seconds"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [((), None), (("100",), 100.0), (("a=100", "b=0.5"), {"a": 100.0, "b": 0.5})]
+)
+def test_rates_of_the_command(given: tuple[str, ...], found: object) -> None:
+    assert _rate(given) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (("fast",), "is not N"),
+        (("a=",), "is not N"),
+        (("a=1", "a=2"), "one for each topic"),
+        (("1", "a=2"), "one of all topics"),
+        (("a=0",), "must be a number above 0"),
+        (("nan",), "must be a number above 0"),
+    ],
+)
+def test_what_is_no_rate_is_refused(given: tuple[str, ...], text: str) -> None:
+    with pytest.raises((click.UsageError, ConfigurationError), match=text):
+        _rate(given)
 
 
 @pytest.mark.broker

@@ -80,14 +80,16 @@ def run(
     """Deaths, and how often each (partition, offset) is there."""
     topic = scene.topic(PARTITIONS, messages)
     workers = Workers(scene, topic, program, form, seed, dies)
-    until = time.monotonic() + 120
+    until, had = 0.0, -1
     try:
         for name in ("a", "b"):
             workers.start(name)
-        while len(rows := program.rows()) < messages * PARTITIONS:
-            assert time.monotonic() < until, (len(rows), workers.deaths)
+        while (there := len(program.rows())) < messages * PARTITIONS:
+            if there > had:  # a slow machine may take long, but each minute something is written
+                until, had = time.monotonic() + 60, there
+            assert time.monotonic() < until, (there, workers.deaths)
             workers.tend()
-            if stops and workers.draw.random() < 0.05:
+            if stops and workers.draw.random() < 0.02:
                 stopped = workers.running[workers.draw.choice("ab")]
                 stopped.send_signal(signal.SIGSTOP)
                 time.sleep(2.5)  # its leases end
@@ -134,5 +136,6 @@ def test_each_row_is_written_once(
 def test_each_row_is_written_once_whoever_is_killed_or_stopped(
     name: str, form: str, seed: int, scene: Scene, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    _, found = run(scene, opened(name, request, tmp_path), form, 1_000, seed, 0.01, stops=True)
-    check(found, 1_000)
+    messages = 1_000 if form == "batches" else 100  # these have a transaction and a connection each
+    _, found = run(scene, opened(name, request, tmp_path), form, messages, seed, 0.01, stops=True)
+    check(found, messages)

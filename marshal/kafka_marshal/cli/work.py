@@ -13,7 +13,7 @@ from kafka_marshal.cli.failures import DONE, NO, CommandError
 from kafka_marshal.cli.output import print_json_line, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kafka_marshal.cli.options import Options
     from kafka_marshal.ports import Cluster
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("--concurrency", type=int, help="Handlers at a time in each (16).")
 @click.option("--dead-letters", metavar="TOPIC", help="For messages whose last try failed. (Else a process ends.)")
 @click.option("--park", is_flag=True, default=None, help="Or set them aside in the group's log.")
+@click.option("--rate", multiple=True, metavar="[TOPIC=]N", help="At most N tries a second in each. Repeatable.")
 @click.option("--drain", type=float, metavar="SECONDS", help="What handlers have to return after SIGTERM (30).")
 @click.option("--port", type=int, help="Serve /metrics, /livez, /readyz and /lag of all here.")
 @click.option("--host", help="And on this address (127.0.0.1).")
@@ -70,7 +71,9 @@ def _worker(options: Options, handler: str | None, app: str | None, given: dict[
 
     sys.path.insert(0, os.getcwd())
     found = {name: value for name, value in given.items() if value is not None}
+    rate = _rate(found.pop("rate"))
     settings: dict[str, Any] = {name: found.pop(name) for name in ("dead_letters", "park") if name in found}
+    settings |= {} if rate is None else {"rate": rate}
     if "topics" in found:
         found["topics"] = tuple(name.strip() for name in found["topics"].split(","))
     if handler is not None:
@@ -93,6 +96,26 @@ def _worker(options: Options, handler: str | None, app: str | None, given: dict[
     if "topic" in options.said:
         found["topic"] = options.topic
     return replace(worker, settings={**worker.settings, **settings}, **found)
+
+
+def _rate(given: Sequence[str]) -> float | dict[str, float] | None:
+    """What ``run(rate=…)`` takes, of "100" alone, or of several "orders=100"; None: nothing is given."""
+    from kafka_marshal.client.rates import checked_rates
+
+    found: dict[str, float] = {}
+    for each in given:
+        topic, _, number = each.rpartition("=")
+        try:
+            found[topic] = float(number)
+        except ValueError:
+            raise click.UsageError(f"--rate {each}: is not N, or TOPIC=N. Nothing was started") from None
+    if len(found) != len(given) or (len(found) > 1 and "" in found):
+        raise click.UsageError("--rate: one of all topics, or one for each topic. Nothing was started")
+    if not found:
+        return None
+    rate = found.get("", found)
+    checked_rates(rate)
+    return rate
 
 
 def _problems(worker: Worker, timeout_s: float) -> list[str]:

@@ -314,6 +314,7 @@ class Lane:
         "key",
         "message",
         "number",
+        "paid",
         "partition",
         "rest",
         "running",
@@ -337,6 +338,8 @@ class Lane:
         self.before: int = 0
         #: Of a batch of a share, whose lanes have one message each: its token.
         self.token: BatchToken | None = None
+        #: The bucket whose token it was given (``run(rate=…)``).
+        self.paid: object = None
         self.running: bool = False
         #: Its handler was left behind with the message: what it does has no effect.
         self.is_left: bool = False
