@@ -407,6 +407,39 @@ def test_at_the_limit_nothing_more_of_the_partition_is_delivered(
     assert all(program.numbers(b"%d" % number) == [1, 2] for number in range(6))
 
 
+def test_a_message_that_is_long_past_its_time_is_a_problem(memory_marshal: MemoryKafka) -> None:
+    """The only handler hangs."""
+    memory_marshal.create_topic(TOPIC, 1)
+    memory_marshal.produce(TOPIC, "late", key="ann")
+    memory_marshal.produce(TOPIC, "hangs", key="bob")
+    once, may_end = Once(), threading.Event()
+
+    def act(message: Any) -> None:
+        once(message)
+        if message.value() == b"hangs":
+            may_end.wait(60.0)
+
+    program = Program(memory_marshal, act, concurrency=1)
+    memory_marshal.start(program.work)
+    memory_marshal.wait_until(lambda: program.times(b"hangs"))
+    until_logged(memory_marshal, [(0, "later", 1)])
+
+    def said() -> str:
+        assert program.marshal is not None
+        return str(program.marshal.health())
+
+    for _ in range(10):
+        memory_marshal.advance(60.0)
+        assert "to be tried by now" not in said()
+    memory_marshal.advance(120.0)
+    memory_marshal.wait_until(lambda: "orders [0] has 1 message that was to be tried by now, up to " in said())
+    assert program.marshal is not None
+    assert not program.marshal.health().ok
+    may_end.set()
+    memory_marshal.wait_until_done(TOPIC, GROUP)
+    assert "to be tried by now" not in said()
+
+
 def test_the_error_says_when_the_next_try_begins() -> None:
     retry = Retry(after=lambda error, attempt: 10.0 * attempt, on=(OSError,))
     assert retry.checked_delay(2, Random(1), RetryAfter(300)) == 300

@@ -16,12 +16,13 @@ from kafka_marshal.observe.meter import RateMeter
 from kafka_marshal.observe.problems import _waiting, crowded_text, mixed_texts, open_problems, open_text, problems_of
 from kafka_marshal.observe.rows import GroupRow, LeaseRow
 from kafka_marshal.observe.view import LiveView
-from kafka_marshal.types import Sharer
+from kafka_marshal.types import Sharer, reason_until
 from rationalizer import (
     ClaimingPartition,
     ClaimingShare,
     Heartbeat,
     Record,
+    ReleaseGroup,
     ReleasingPartition,
     SettlingMessages,
     Upgrade,
@@ -164,6 +165,38 @@ def test_the_first_message_that_is_set_aside_as_crashed_is_a_problem(scene: Scen
     (problem,) = [x for x in problems_of(scene.group(lambda view, row: row)) if x.kind == "parked"]
     assert problem.amount == 1
     assert problem.text.startswith("orders 0: 1 message set aside as CRASHED")
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_message_whose_time_is_long_over_is_a_problem(scene: Scene, is_held: bool) -> None:
+    epoch = scene.append(ClaimingPartition(*W1, DATA, 0, HI))
+    due = BEGIN + 60_000
+    scene.append(SettlingMessages(*W1, DATA, 0, epoch, 99, parked=((7, 1, 2, reason_until(due)),)))
+    if not is_held:
+        scene.append(ReleasingPartition(*W1, DATA, 0, epoch, None))
+    beat = Heartbeat(*(W1 if is_held else W2), DATA, 0, epoch, 29)  # the log is not silent
+    scene.beat_on(60_000 + problems.OVERDUE_MS, beat)
+    assert scene.check() == []
+    scene.beat_on(1_000, beat)
+    ((kind, amount, text),) = scene.check()
+    assert (kind, amount) == ("stuck_try", 1)
+    assert text.startswith(
+        "orders 0: 1 message was to be tried by now, up to 10 min 1 s ago, and later ones of the same"
+    )
+    assert ("see its log and health()" if is_held else "No worker has them: start one") in text
+    assert text.endswith("kafka-marshal open-messages delays lists them as later, redrive has them tried")
+    row = scene.group(lambda view, row: row)
+    assert row.parked == 0
+
+
+def test_a_message_of_a_paused_group_waits_for_its_end(scene: Scene) -> None:
+    epoch = scene.append(ClaimingPartition(*W1, DATA, 0, HI))
+    scene.append(SettlingMessages(*W1, DATA, 0, epoch, 99, parked=((7, 1, 2, reason_until(BEGIN)),)))
+    scene.beat_on(problems.OVERDUE_MS + 1_000, Heartbeat(*W1, DATA, 0, epoch, 29))
+    assert [kind for kind, *_ in scene.check()] == ["stuck_try"]
+    scene.append(ReleaseGroup("op", "op", GROUP, int(scene.now) + 600_000))
+    scene.beat_on(2_000, Heartbeat(*W1, DATA, 0, epoch, 29))
+    assert scene.check() == []
 
 
 def test_a_list_that_is_half_full_or_full_is_a_problem(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.lane import HANGS_MS, Handlers, HeldBack, HotKey, RateLimited, lasting
 from kafka_marshal.engine.work.lanes import HELD_BACK_MS
 from kafka_marshal.engine.work.stuck import Stuck
+from kafka_marshal.types import due_of
 from rationalizer.limits import MANY_HOLES, MAX_HOLES
 
 if TYPE_CHECKING:
@@ -123,6 +124,9 @@ class Health:
         return "\n".join([head, *(f"- {text}" for text in texts)])
 
 
+#: A message whose time has come is tried by then (ms), or within three heartbeat intervals.
+OVERDUE_MS = 600_000
+
 #: Why a partition is stuck until an operator acts.
 _FOR_OPERATORS = frozenset({Why.NO_ROOM, Why.POSITION})
 
@@ -150,6 +154,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
                 "done comes again"
             )
         others.extend(_failing(driver, now))
+        others.extend(_overdue(driver, now))
     crowded = () if closed or ends else tuple(_crowded(driver, driver.engine.settings.group_id))
     stuck = tuple(one for each in list(driver.engine.consumers.values()) for one in each.positions.stuck.found)
     full = (*(one for one in crowded if one.is_full), *(one for one in stuck if one.why in _FOR_OPERATORS))
@@ -219,6 +224,25 @@ def _failing(driver: Driver, now: float) -> Iterator[str]:
             f"returned for {lasting(now - lane.began)}: the others wait for it for {lasting(HANGS_MS)}, and then "
             "continue without it"
         )
+
+
+def _overdue(driver: Driver, now: float) -> Iterator[str]:
+    """Partitions with messages whose time has come, and that were not tried since (any thread; no lock)."""
+    most = max(OVERDUE_MS, 3 * driver.engine.settings.heartbeat_interval_ms)
+    for consumer in _all(driver):
+        for key, assignment in sorted(consumer.assignments.copy().items()):
+            progress = consumer.source.view.whole_progress(key) if assignment.lease.held else None
+            holes = () if progress is None or progress.holes is None else tuple(progress.holes)
+            log_time = consumer.source.view.log_time(assignment.lease.cp, now)
+            if late := [x for x in holes if (due := due_of(x.reason)) is not None and log_time > due + most]:
+                longest = max(log_time - (due_of(x.reason) or 0) for x in late)
+                amount = "1 message that was" if len(late) == 1 else f"{len(late):,} messages that were"
+                yield (
+                    f"{key[0]} [{key[1]}] has {amount} to be tried by now, up to {lasting(longest)} ago, the first at "
+                    f"offset {late[0].first}; later ones of the same keys wait behind. Nothing is lost. No handler is "
+                    "free (more concurrency, or members), what delivers is paused, or rate= is too low; otherwise a "
+                    "restart has them tried"
+                )
 
 
 def _crowded(driver: Driver, group_id: str) -> Iterator[Crowded]:

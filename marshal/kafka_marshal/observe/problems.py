@@ -21,6 +21,7 @@ from kafka_marshal.observe.rows import (
 )
 from kafka_marshal.observe.text import count, span, time_text
 from kafka_marshal.topic_names import is_lock
+from kafka_marshal.types import due_of
 from rationalizer.limits import MANY_HOLES, MAX_HOLES
 
 if TYPE_CHECKING:
@@ -505,6 +506,10 @@ def _some(names: set[str] | list[str]) -> str:
 #: A batch whose worker beats may be in its hands for this long (ms), or three heartbeat intervals.
 STUCK_BATCH_MS = 60_000
 
+#: A message whose time has come is tried by then (ms), or within three heartbeat intervals: lanes wait for handlers,
+#: and a partition for its next owner.
+OVERDUE_MS = 600_000
+
 #: A message that has failed this often, and waits for its next try, is named, however short that wait is.
 MANY_TRIES = 10
 
@@ -564,7 +569,8 @@ def open_problems(
             found.append(Problem(name, "parked", text, len(old), _rows(rows, [each for each, _ in old])))
     if group.all_silent is None:  # else no member can log what it does
         found += _stuck_batches(cluster, view, group, holdings)
-        found += [] if group.is_paused else _stuck_tries(cluster, view, group, holdings)
+        if not group.is_paused:
+            found += [*_stuck_tries(cluster, view, group, holdings), *_overdue(view, group, holdings)]
     found += [limit(group, [rows[key]], x, MAX_HOLES) for key, x in crowded(group).items() if x < MAX_HOLES]
     for cp in sorted({row.cp for row in group.leases if row.cp is not None}):
         if 2 * (amount := view.worlds[cp].hole_count()) > MANY_HOLES:
@@ -675,3 +681,29 @@ def _stuck_tries(
             "aside"
         )
         yield Problem(group.group, "stuck_try", text, len(failing), some)
+
+
+def _overdue(view: LiveView, group: GroupRow, holdings: Sequence[PlacedHole]) -> Iterator[Problem]:
+    """Messages whose time has come, and that no worker has tried since (U2)."""
+    rows = {(row.topic, row.partition): row for row in group.leases}
+    late: list[tuple[PlacedHole, int]] = []
+    now_ms = view.silence.now_ms()
+    for each in holdings:
+        if (due := due_of(each.hole.reason)) is not None and (row := rows.get(each.key)) is not None:
+            most = max(OVERDUE_MS, 3 * (row.heartbeat_interval_ms or 0))
+            if now_ms - due - view.silence.stood_ms(view.worlds[each.cp], due) > most:
+                late.append((each, now_ms - due))
+    for held in (True, False):
+        if of_them := [(each, ms) for each, ms in late if rows[each.key].held is held]:
+            some = _rows(rows, [each for each, _ in of_them])
+            amount, ms = count(len(of_them), "message was", "messages were"), max(ms for _, ms in of_them)
+            text = f"{places(some)}: {amount} to be tried by now, up to {span(ms)} ago, and later ones of the same "
+            text += "keys wait behind. Nothing is lost. "
+            text += (
+                "Their worker has no handler free, does not deliver (pause, rate=), or is of a release that knows no "
+                "RetryAfter: see its log and health()"
+                if held
+                else "No worker has them: start one, and it tries them at once"
+            )
+            text += f". kafka-marshal open-messages {quote(group.group)} lists them as later, redrive has them tried"
+            yield Problem(group.group, "stuck_try", text, len(of_them), some)
