@@ -136,7 +136,8 @@ class Runner:
         """Have lanes wait for rates, and begin by their priorities."""
         from kafka_marshal.client.pacing import Paced  # not for other runs
 
-        self._workers._ready = self._paced = self._tries.paced = Paced(self._tries)
+        self._workers._ready = self._paced = Paced(self._tries)
+        self._tries.spared = self._paced.give_back
 
     def _prepare_transactions(self, transactions: TransactionalProducers, dead_letters: str | None) -> None:
         tries, letters = self._tries, None

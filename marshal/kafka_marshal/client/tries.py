@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
@@ -31,9 +31,6 @@ from kafka_marshal.guard import report
 from kafka_marshal.logs import log
 from kafka_marshal.runtime import Condition, Runtime
 from kafka_marshal.secret import values_of
-
-if TYPE_CHECKING:
-    from kafka_marshal.client.pacing import Paced
 
 #: While a thread waits for others, it checks this often (s) whether a lease has ended, or the run stops.
 LOOK_S = 0.1
@@ -144,8 +141,8 @@ class Tries:
     """The tries of one call of ``run``, and the threads that they wake."""
 
     workers: Workers
-    #: The lanes of a run with rates or priorities.
-    paced: Paced | None = None
+    #: In a run with rates: hears of a lane that was taken and does not begin.
+    spared: Callable[[Lane], object] | None = None
     #: Takes messages whose last try has failed; None: such a failure ends the run.
     letters: Letters | None = None
     #: In a run with transactions: hears how many bytes a finished message holds back; None: what is finished is done.
@@ -233,8 +230,8 @@ class Tries:
         if self._awaited and self.are_few_ready:
             self._wake()
         if message is None:
-            if self.paced is not None:
-                self.paced.give_back(lane)
+            if self.spared is not None:
+                self.spared(lane)
             return None
         if self.options.not_before is not None and self._is_early(lane, message, now):
             return None
