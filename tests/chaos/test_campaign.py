@@ -13,8 +13,8 @@ from tests.campaigns.soak import STEADY, soak
 # on a busy machine breaks no promise.
 pytestmark = pytest.mark.flaky(reruns=1, only_rerun=["BrokerDiedError"])
 
-#: On a busy machine many workers are killed before they reach their point, and with the heartbeats of the long campaigns
-#: leases would be taken from workers that only wait for a processor.
+#: On a busy machine many workers are killed before they reach their point, and with the heartbeats of the long
+#: campaigns leases would be taken from workers that only wait for a processor.
 SHORT: Any = {
     "minutes": 0.2,
     "heartbeat_interval_ms": 1000,

@@ -32,9 +32,12 @@ from kafka_marshal import (
 )
 from kafka_marshal.client.shared_reads import kept_bytes
 from kafka_marshal.errors import ForkedError
+from kafka_marshal.types import SharedEpoch
 from rationalizer import key_hash
 from rationalizer.limits import MAX_KEY_HASH
 from tests.client.conftest import HI, Scene, Worker, wait_until
+from tests.client.plant import IN, Plant
+from tests.faults.stories import member
 
 KEYS = 40
 HALF = MAX_KEY_HASH // 2
@@ -275,3 +278,23 @@ def test_kip_error_89_an_ordered_topic_is_shared_in_no_way(scene: Scene) -> None
         assert raised.value.kip_number == 89
     made.consumer(mode=Keys({(topic, 0): []})).close()
     made.consumer(["^other-"], mode=Batches()).close()
+
+
+def test_callbacks_are_told_each_range_of_keys_and_its_token(plant: Plant) -> None:
+    """All keys of a partition have one epoch, a plain number."""
+    told: dict[str, list[Any]] = {"assign": [], "revoke": []}
+    marshal = member(plant.cluster, "a", 1_000)
+    consumer = marshal.consumer(
+        mode=Keys({(IN, 0): [(0, 10), (100, 200)], (IN, 1): []}),
+        on_assign=lambda _, found: told["assign"].extend(found),
+        on_revoke=lambda _, found: told["revoke"].extend(found),
+    )
+    wait_until(lambda: consumer.poll(0.1) or len(told["assign"]) == 2)
+    marshal.close()
+    for found in told.values():
+        some, whole = sorted(found)
+        assert (some[:3], whole[:3]) == ((IN, 0, 0), (IN, 1, 0))
+        assert type(some.epoch) is SharedEpoch
+        assert [part[:2] for part in some.epoch.parts] == [(0, 10), (100, 200)]
+        assert max(token for *_, token in some.epoch.parts) == some.epoch
+        assert type(whole.epoch) is int
