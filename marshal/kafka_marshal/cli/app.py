@@ -61,6 +61,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "archive": ("archive", "Keep the history of the log in files, before it is pruned."),
     "dump": ("archive", "Write the coordination log to a file."),
     "replay": ("archive", "Replay a dump: outcomes, or the state at its end."),
+    "what-if": ("what_if", "Replay a dump's members under other settings: what would have been."),
     "audit": ("audit", "Replay a whole history in Spark: does it hold? With a report."),
     "broker": ("local", "A real local Kafka, until Ctrl-C."),
     "demo": ("local", "The whole story on real flights, with a killed worker."),

@@ -25,6 +25,7 @@ take part: a function of one :class:`Job`. See docs/simulation.md. Needs the ext
 ``member_invariants``   invariants of members that the log does not show
 ``faults``              starts and restarts processes, fills topics, injects faults
 ``story``               runs a scenario, and fails it if a thread hangs or an exception is logged
+``scripted``            members that start, freeze and end when a script says: replays of a log (``what-if``)
 ``campaign``            runs many seeds, and shrinks a failing scenario
 ======================  ==============================================================================================
 """

@@ -131,6 +131,8 @@ class Data:
         scenario, hi = self._scenario, float(self._scenario.heartbeat_interval_ms)
         for topic, partitions in scenario.data_topics.items():
             self._broker.create_topic(topic, partitions)
+        if not scenario.messages:
+            return
         rng = Random(f"{scenario.seed}/messages")
         # In order of time, so that a shorter story has the same beginning.
         at, last, rate = 0.0, 0.95 * scenario.intervals, scenario.messages

@@ -329,20 +329,8 @@ def simulate_one(scenario: Scenario, worker: Worker | None = None, judge: Judge 
 
     A broken promise is in the result, not raised.
     """
-    with quiet(), decoded_once(), _snapshots_every(scenario.snapshots):
-        story = _Story(scenario, worker, judge)
-        try:
-            with (
-                announced(BOOTSTRAP, story.open_cluster),
-                simulated_stdlib(story.scheduler, worker),
-                interrupted_between(story.scheduler.interrupt),
-                failing_on_hangs(story.scheduler, story.checks),
-                failing_on_errors(story.scheduler, story.checks),
-            ):
-                story.run()
-                story.scheduler.close()
-        finally:
-            story.scheduler.close()
+    story = SimulatedStory(scenario, worker, judge)
+    story.play()
     return story.result()
 
 
@@ -374,14 +362,16 @@ def quiet() -> Iterator[None]:
             gc.enable()
 
 
-class _Story:
+class SimulatedStory:
+    """One run of a scenario; :meth:`play` runs it, once."""
+
     def __init__(self, scenario: Scenario, worker: Worker | None, judge: Judge | None = None) -> None:
-        self.scenario = scenario
-        self.hi = float(scenario.heartbeat_interval_ms)
-        self.scheduler = Scheduler()
-        self.checks = (BatchChecks if scenario.sharing else Checks)(scenario, self.scheduler, judge)
-        self.broker = MemoryBroker(lambda: self.network.broker_clock())
-        self.network = Network(self.scheduler, self.broker, scenario.topic)
+        self.scenario: Scenario = scenario
+        self.hi: float = float(scenario.heartbeat_interval_ms)
+        self.scheduler: Scheduler = Scheduler()
+        self.checks: Checks = self.checks_of(judge)
+        self.broker: MemoryBroker = MemoryBroker(lambda: self.network.broker_clock())
+        self.network: Network = Network(self.scheduler, self.broker, scenario.topic)
         self.network.on_record = self.checks.record
         self.network.on_snapshot = self.checks.snapshot
         self.scheduler.on_spin = lambda task: self.checks.fail(
@@ -389,14 +379,19 @@ class _Story:
         )
         self.checks.accounts.outputs.broker = self.broker
         self.network.on_ended = self.checks.accounts.outputs.committed
-        self.data = Data(scenario, self.scheduler, self.broker, self.network)
+        self.data: Data = Data(scenario, self.scheduler, self.broker, self.network)
         self.checks.end_of = self.data.end_if_any
         self.data.on_message = self.checks.accounts.published
-        self.clients = Clients(scenario, self.network, self.checks, worker)
+        self._worker = worker
+        self.clients: Clients = Clients(scenario, self.network, self.checks, worker)
         self.checks.accounts.counted.states.files = self.clients.store.files
-        self.faults = FaultInjector(scenario, self.network, self.checks, self.clients, self.data)
+        self.faults: FaultInjector = FaultInjector(scenario, self.network, self.checks, self.clients, self.data)
 
     # Setting up.
+
+    def checks_of(self, judge: Judge | None) -> Checks:
+        """What checks its promises."""
+        return (BatchChecks if self.scenario.sharing else Checks)(self.scenario, self.scheduler, judge)
 
     def _make_topics(self) -> None:
         scenario = self.scenario
@@ -437,6 +432,22 @@ class _Story:
         return task.process.cluster()
 
     # The course of events.
+
+    def play(self) -> None:
+        """Run it in a simulated world, and leave that."""
+        with quiet(), decoded_once(), _snapshots_every(self.scenario.snapshots):
+            try:
+                with (
+                    announced(BOOTSTRAP, self.open_cluster),
+                    simulated_stdlib(self.scheduler, self._worker),
+                    interrupted_between(self.scheduler.interrupt),
+                    failing_on_hangs(self.scheduler, self.checks),
+                    failing_on_errors(self.scheduler, self.checks),
+                ):
+                    self.run()
+                    self.scheduler.close()
+            finally:
+                self.scheduler.close()
 
     def run(self) -> None:
         """Run with faults for ``intervals``; then everything must be owned and drained in time."""
