@@ -7,6 +7,7 @@
 ``transfer``        positions from Kafka's own consumer groups, and to them
 ``conversion``      a group changed to the other kind, with the file that is written first
 ``checkpoints``     checkpoints of a group: taken, pinned, retired, begun, ended; and the way back to one
+``forking``         a group forked at a checkpoint of another one; and two groups compared
 ``open_messages``   what is open (set aside, waiting, in a batch): listed; redrive, discard and park
 ``redo``            done messages opened again: found, planned in a file, opened, undone
 ``dead_letters``    dead-letter topics, read without committing anything; redriven in transactions
@@ -24,6 +25,7 @@ from kafka_marshal.admin.checkpoints import KeptCheckpoint, Rewound, RolledBack,
 from kafka_marshal.admin.client import Admin
 from kafka_marshal.admin.conversion import Conversion, Repeat
 from kafka_marshal.admin.dead_letters import DeadLetters, RedrivenLetters
+from kafka_marshal.admin.forking import Compared, Forked, ForkedPartition
 from kafka_marshal.admin.groups import PausedPartition
 from kafka_marshal.admin.members import InHand
 from kafka_marshal.admin.open_messages import OpenMessage, Settled
@@ -37,8 +39,11 @@ from kafka_marshal.types import Target
 
 __all__ = [
     "Admin",
+    "Compared",
     "Conversion",
     "DeadLetters",
+    "Forked",
+    "ForkedPartition",
     "InHand",
     "KeptCheckpoint",
     "Move",

@@ -14,6 +14,7 @@ from kafka_marshal.admin.pause import PauseWork
 from kafka_marshal.admin.positions import LOOKUP_TIMEOUT_S
 from kafka_marshal.admin.session import Asked, Session, group_in, kind_in, wrong_kind
 from kafka_marshal.checkpoints import Restore, RestorePiece
+from kafka_marshal.engine.groups.checkpoints.forks import of_whom
 from kafka_marshal.engine.groups.checkpoints.joining import open_messages_text
 from kafka_marshal.engine.work.topic_mark import kafka_counts
 from kafka_marshal.errors import (
@@ -167,7 +168,7 @@ class GroupCheckpoints(AdminBase):
         self._check_group(group)
 
         def kept(_: Cluster, replica: Replica) -> list[KeptCheckpoint]:
-            known, checkpoints = _takes_some(replica.worlds, group)
+            known, checkpoints = takes_some(replica.worlds, group)
             newest = checkpoints.newest
             return [
                 KeptCheckpoint(x.id, x.log_time, KIND_WORDS[x.kind], oldest_cut(known, x.id), x.id == newest)
@@ -180,7 +181,7 @@ class GroupCheckpoints(AdminBase):
         """Keep this checkpoint until it is retired. Raises AdminError if it is not kept, or if 16 are pinned."""
         self._check_group(group)
         arguments.a_whole("checkpoint", checkpoint)
-        self._act(group, lambda session: _pin(session, checkpoint))
+        self._act(group, lambda session: pin_kept(session, checkpoint))
 
     def retire(self, group: str, checkpoint: int) -> None:
         """Drop this checkpoint, pinned or not. Raises AdminError if it is the newest, or not kept."""
@@ -210,7 +211,7 @@ class GroupCheckpoints(AdminBase):
         """
         self._check_group(group)
         timeout = arguments.seconds("timeout", timeout)
-        self._look(lambda _, replica: _takes_some(replica.worlds, group))
+        self._look(lambda _, replica: takes_some(replica.worlds, group))
         with self._paused(group, timeout) as pause:
             pause.carry_out("end checkpoints", _end)
 
@@ -244,7 +245,7 @@ class GroupCheckpoints(AdminBase):
         meanwhile; KafkaUnavailableError if the log did not show the result in time.
         """
         self._check_group(group)
-        _check_target(to)
+        check_target(to)
         if undo is not None:
             arguments.a_function("undo", undo, "restore")
             if stay_paused is None:
@@ -277,7 +278,8 @@ class GroupCheckpoints(AdminBase):
             return replace(done, paused_by=pause.client_id, paused_until=until)
 
 
-def _check_target(to: int | str | datetime) -> None:
+def check_target(to: int | str | datetime) -> None:
+    """Raise ConfigurationError unless this can name a checkpoint."""
     if isinstance(to, datetime):
         if to.tzinfo is None:
             raise ConfigurationError(f"to={to} has no time zone; say which moment is meant. Nothing was changed")
@@ -287,7 +289,7 @@ def _check_target(to: int | str | datetime) -> None:
         arguments.a_whole("to", to)
 
 
-def _check_level(worlds: Mapping[int, World], group_id: str) -> None:
+def check_level(worlds: Mapping[int, World], group_id: str) -> None:
     """Raises AdminError if the group's partition of the log is below the level of checkpoints."""
     if worlds[route_group(group_id, len(worlds))].level < CHECKPOINTS_LEVEL:
         raise AdminError(
@@ -296,7 +298,7 @@ def _check_level(worlds: Mapping[int, World], group_id: str) -> None:
         )
 
 
-def _coordinated(worlds: Mapping[int, World], group_id: str) -> Group:
+def coordinated(worlds: Mapping[int, World], group_id: str) -> Group:
     """The coordinated group. Raises AdminError if it is another kind of group, or unknown."""
     if kind_in(worlds, group_id) == "claimed":
         raise wrong_kind(group_id, "claimed")
@@ -309,9 +311,9 @@ def _coordinated(worlds: Mapping[int, World], group_id: str) -> Group:
     return group
 
 
-def _takes_some(worlds: Mapping[int, World], group_id: str) -> tuple[Group, Checkpoints]:
+def takes_some(worlds: Mapping[int, World], group_id: str) -> tuple[Group, Checkpoints]:
     """The group and its checkpoints. Raises AdminError if it takes none."""
-    group = _coordinated(worlds, group_id)
+    group = coordinated(worlds, group_id)
     if group.checkpoints is None:
         raise AdminError(
             f"group {group_id!r} takes no checkpoints. Nothing was changed. Its members begin that with a "
@@ -320,7 +322,7 @@ def _takes_some(worlds: Mapping[int, World], group_id: str) -> tuple[Group, Chec
     return group, group.checkpoints
 
 
-def _find(group: Group, to: int | str | datetime) -> int:
+def find_checkpoint(group: Group, to: int | str | datetime) -> int:
     """The checkpoint that is meant: an id, "initial", or the newest that was complete by a moment."""
     assert group.checkpoints is not None
     kept, name = group.checkpoints.kept, group.group_id
@@ -351,11 +353,11 @@ def _find(group: Group, to: int | str | datetime) -> int:
 # -- pinning and retiring ----------------------------------------------------------------------------------------
 
 
-def _pin(session: Session, checkpoint: int) -> None:
+def pin_kept(session: Session, checkpoint: int) -> None:
     """Keep it until it is retired; nothing is appended if it is pinned."""
     with session.locked():
-        group, checkpoints = _takes_some(session.worlds, session.group_id)
-        _find(group, checkpoint)
+        group, checkpoints = takes_some(session.worlds, session.group_id)
+        find_checkpoint(group, checkpoint)
         is_pinned = any(kept.id == checkpoint and kept.kind == PINNED for kept in checkpoints.kept)
     if not is_pinned:
         _change(session, KeepCheckpoint(*session.ids, checkpoint, PIN), f"checkpoint {checkpoint} was not pinned")
@@ -364,8 +366,8 @@ def _pin(session: Session, checkpoint: int) -> None:
 def _retire(session: Session, checkpoint: int) -> None:
     """Drop it: the group can't go back to it any more."""
     with session.locked():
-        group, _ = _takes_some(session.worlds, session.group_id)
-        _find(group, checkpoint)
+        group, _ = takes_some(session.worlds, session.group_id)
+        find_checkpoint(group, checkpoint)
     _change(session, KeepCheckpoint(*session.ids, checkpoint, RETIRE), f"checkpoint {checkpoint} was not retired")
 
 
@@ -420,10 +422,10 @@ class _Taking:
         """The checkpoint, when it is complete."""
         session = self._session
         with session.locked():
-            _takes_some(session.worlds, session.group_id)
+            takes_some(session.worlds, session.group_id)
             self.history.begin(session.worlds[session.home])
             session.on_applied = self._applied
-            keys = sorted({key for key, _ in owners_of(_takes_some(session.worlds, session.group_id)[0])})
+            keys = sorted({key for key, _ in owners_of(takes_some(session.worlds, session.group_id)[0])})
         marks = session.cluster.watermarks(keys, LOOKUP_TIMEOUT_S) if keys else {}
         self._ends = {key: high for key, (_, high) in marks.items()}
         checkpoint = self._begin()
@@ -432,7 +434,7 @@ class _Taking:
             result = self._result(checkpoint)
             if isinstance(result, CompleteCheckpoint):
                 return result
-            group, _ = _takes_some(session.worlds, session.group_id)
+            group, _ = takes_some(session.worlds, session.group_id)
             raise self._ended(group, checkpoint, result)
 
     def _applied(self, cp: int, offset: int, outcome: Outcome) -> None:
@@ -445,7 +447,7 @@ class _Taking:
         session, timeout_ms = self._session, round(self._timeout_s * 1000)
         while True:
             with session.locked():
-                _, checkpoints = _takes_some(session.worlds, session.group_id)
+                _, checkpoints = takes_some(session.worlds, session.group_id)
                 after, keep = checkpoints.newest, checkpoints.keep
             (asked,) = session.ask(
                 (session.home, BeginCheckpoint(*session.ids, after, timeout_ms, keep, checkpoints.hold))
@@ -511,14 +513,14 @@ class _Taking:
 def _take(session: Session, timeout_s: float, should_pin: bool) -> TakenCheckpoint:
     """Take a checkpoint, and wait until it is complete. Raises CheckpointEndedError with those that refused."""
     with session.locked():
-        _check_level(session.worlds, session.group_id)
+        check_level(session.worlds, session.group_id)
     taking = _Taking(session, timeout_s)
     taken = taking.take()
     with session.locked():
-        group, _ = _takes_some(session.worlds, session.group_id)
+        group, _ = takes_some(session.worlds, session.group_id)
         older = taking.older(group, taken)
     if should_pin:
-        _pin(session, taken.checkpoint)
+        pin_kept(session, taken.checkpoint)
     return TakenCheckpoint(
         taken.checkpoint, taken.log_time, taken.took_ms, taken.members, taken.owners, older, should_pin
     )
@@ -551,8 +553,8 @@ class _Way:
 
 def _way(worlds: Mapping[int, World], group_id: str, to: int | str | datetime) -> _Way:
     """The way to this checkpoint; of a live session under its lock."""
-    group, checkpoints = _takes_some(worlds, group_id)
-    target = _find(group, to)
+    group, checkpoints = takes_some(worlds, group_id)
+    target = find_checkpoint(group, to)
     partitions = tuple(
         (key, seen_by(group, key, checkpoints.newest), seen_by(group, key, target))
         for key in group.partitions()
@@ -603,7 +605,7 @@ def _go_back(session: Session, to: int | str | datetime, force: bool) -> RolledB
         planned = way.planned(session.cluster)
         if not force:
             _refuse_gone(planned)
-        _pin(session, planned.to)
+        pin_kept(session, planned.to)
         for _ in range(_TRIES):
             if came_between:
                 raise AdminError(
@@ -611,7 +613,7 @@ def _go_back(session: Session, to: int | str | datetime, force: bool) -> RolledB
                     f"kafka-marshal checkpoints {quote(session.group_id)}"
                 )
             with session.locked():
-                group, _ = _takes_some(session.worlds, session.group_id)
+                group, _ = takes_some(session.worlds, session.group_id)
                 record = Rollback(*session.ids, group.generation, planned.to)
                 way = _way(session.worlds, session.group_id, planned.to)
             (asked,) = session.ask((session.home, record))
@@ -644,7 +646,7 @@ def _restore_of(session: Session, done: RolledBack) -> Restore:
     """What sinks are to go back to, for whole partitions, with the rollback's generation as the token (F8)."""
     assert done.generation is not None
     with session.locked():
-        group, _ = _takes_some(session.worlds, session.group_id)
+        group, _ = takes_some(session.worlds, session.group_id)
         initial = {key: kept.initial for key in group.partitions() if (kept := group.kept(*key)) is not None}
         keys = list(initial)
         seen = {key: seen_by(group, key, done.to) for key in keys}
@@ -652,21 +654,17 @@ def _restore_of(session: Session, done: RolledBack) -> Restore:
     pieces = []
     for key in keys:
         position = max(seen[key].position, marks.get(key, (0, 0))[0])
-        pieces.append(
-            RestorePiece(
-                *key,
-                0,
-                MAX_KEY_HASH,
-                done.generation,
-                position,
-                seen[key].ranges,
-                tuple((lo, hi, id_ or None) for lo, hi, id_ in seen[key].states),
-                group_id=session.group_id,
-                done_through=seen[key].done_through,
-                initial=initial[key],
-            )
-        )
+        pieces.append(piece_of(session.group_id, key, seen[key], initial[key], position, done.generation))
     return Restore(done.to, "rollback", tuple(pieces), {(each.topic, each.partition): each.position for each in pieces})
+
+
+def piece_of(
+    group_id: str, key: TopicPartition, seen: SeenProgress, initial: int, position: int, epoch: int
+) -> RestorePiece:
+    """A whole partition as a checkpoint sees it, as a member would be given it."""
+    states, groups = of_whom(seen.metadata, seen.states)
+    saved = (states, groups, seen.done_through, initial)
+    return RestorePiece.of(group_id, key, (0, MAX_KEY_HASH), epoch, position, seen.ranges, *saved)
 
 
 # -- the first checkpoint, and the end ---------------------------------------------------------------------------
@@ -674,8 +672,8 @@ def _restore_of(session: Session, done: RolledBack) -> Restore:
 
 def _check_start(worlds: Mapping[int, World], name: str) -> None:
     """Raises AdminError if the group can't begin to take checkpoints."""
-    group = _coordinated(worlds, name)
-    _check_level(worlds, name)
+    group = coordinated(worlds, name)
+    check_level(worlds, name)
     if group.checkpoints is not None:
         raise AdminError(f"group {name!r} takes checkpoints already. Nothing was changed")
     for topic, partition, kept in group.all_progress():
@@ -706,7 +704,7 @@ def _end(work: PauseWork) -> None:
     """End the checkpoints of a group, under our pause: what the newest has is its progress."""
     session = work.session
     with session.locked():
-        _, checkpoints = _takes_some(session.worlds, session.group_id)
+        _, checkpoints = takes_some(session.worlds, session.group_id)
     _bury(work)
     record = KeepCheckpoint(*session.ids, checkpoints.newest, END)
     _change(session, record, f"the checkpoints of group {session.group_id!r} were not ended")

@@ -10,6 +10,7 @@ from kafka_marshal.admin.base import PAUSE_S
 from kafka_marshal.admin.checkpoints import GroupCheckpoints
 from kafka_marshal.admin.conversion import GroupConversion
 from kafka_marshal.admin.dead_letters import DeadLetterTopics
+from kafka_marshal.admin.forking import GroupForks
 from kafka_marshal.admin.groups import Groups
 from kafka_marshal.admin.open_messages import GroupOpenMessages
 from kafka_marshal.admin.positions import (
@@ -41,6 +42,7 @@ class Admin(
     GroupTransfers,
     GroupConversion,
     GroupCheckpoints,
+    GroupForks,
     GroupOpenMessages,
     GroupRedo,
     DeadLetterTopics,

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import blake2b
 from shlex import quote
 from typing import Any, Final, NamedTuple
@@ -157,9 +158,9 @@ class Store:
             self._check()
             self._checked = True
         found: list[_Found] = []
-        for lo, hi, checkpoint in _states_within(piece):
+        for lo, hi, checkpoint, group in _states_within(piece):
             if checkpoint is not None:
-                found += self._saved(piece, lo, hi, checkpoint)
+                found += self._saved(replace(piece, group_id=group), lo, hi, checkpoint)
                 continue
             for first, last in _less(lo, hi, piece.untouched):
                 if missing is _REFUSE:
@@ -198,12 +199,15 @@ class Store:
 
     def _gone(self, piece: RestorePiece, path: str, checkpoint: int, why: str = "") -> StateMissingError:
         why = why or f"there is no {path} in {self._files.name}"
+        group = quote(piece.group_id)
+        way = f"kafka-marshal checkpoints {group}, then kafka-marshal rollback {group} --to ID"
+        if any(source == piece.group_id for _, _, source in piece.groups):  # that one is not to go back for this one
+            way = f"forget this group (forget-group), and fork {group} again: kafka-marshal checkpoints {group}"
         return StateMissingError(
             f"{_shown(piece)}: the state that belongs to its position {piece.position} was saved at checkpoint "
             f"{checkpoint}, and {why}. Without it, what was done before would be missing from the state. Nothing was "
             f"loaded. Bring it back (is the right folder mounted?), or go back to a checkpoint whose states are there: "
-            f"kafka-marshal checkpoints {quote(piece.group_id)}, then "
-            f"kafka-marshal rollback {quote(piece.group_id)} --to ID",
+            f"{way}",
             topic=piece.topic,
             partition=piece.partition,
             checkpoint=checkpoint,
@@ -282,16 +286,17 @@ def _parsed(name: str) -> tuple[int, int, int]:
     return int(match[1]), int(match[2], 16), int(match[3], 16)
 
 
-def _states_within(piece: RestorePiece) -> list[tuple[int, int, int | None]]:
-    """Its states, cut at its keys, and neighbours with one id as one."""
-    found: list[tuple[int, int, int | None]] = []
+def _states_within(piece: RestorePiece) -> list[tuple[int, int, int | None, str]]:
+    """Its states and whose they are, cut at its keys, and neighbours with one id of one group as one."""
+    found: list[tuple[int, int, int | None, str]] = []
     for lo, hi, checkpoint in piece.states:
         lo, hi = max(lo, piece.lo), min(hi, piece.hi)
         if lo > hi:
             continue
-        if found and found[-1][1] + 1 == lo and found[-1][2] == checkpoint:
+        group = next((group for first, last, group in piece.groups if first <= lo <= last), piece.group_id)
+        if found and found[-1][1] + 1 == lo and found[-1][2:] == (checkpoint, group):
             lo = found.pop()[0]
-        found.append((lo, hi, checkpoint))
+        found.append((lo, hi, checkpoint, group))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Literal
 
@@ -27,8 +27,9 @@ LEAST_EVERY_S: Final = 0.1
 MOST_DRAIN_SHARE: Final = 0.9
 
 #: Why pieces are restored: the member has *joined* (they had no owner), another member *handed over* at a checkpoint,
-#: another was *lost*, or all went back by a *rollback* or because an operator set *positions*.
-WhyRestored = Literal["joined", "handed_over", "lost", "rollback", "positions"]
+#: another was *lost*, or all went back by a *rollback* or because an operator set *positions*. *forked*: the group was
+#: forked from another one, and the state is still that one's.
+WhyRestored = Literal["joined", "handed_over", "lost", "rollback", "positions", "forked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +153,35 @@ class RestorePiece(_Piece):
     #: (lo, hi, id) of each part: the checkpoint id under which its state was saved; None: none was.
     states: tuple[tuple[int, int, int | None], ...]
     _: KW_ONLY
-    #: The group whose state it is; ``load`` of a store finds the state by it.
+    #: The group whose state it is; ``load`` of a store finds the state by it. Of a fork that has not saved its own, the
+    #: group that was forked.
     group_id: str
     #: (lo, hi, offset) of each part: done through this offset, as the checkpoint sees it; −1: nothing is.
     done_through: tuple[tuple[int, int, int], ...]
     #: Where the group began on this partition: the offset before its first; −1: at its beginning.
     initial: int
+    #: (lo, hi, group) of each part whose state was saved by the group from which this one was forked.
+    groups: tuple[tuple[int, int, str], ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        group_id: str,
+        key: Key,
+        span: tuple[int, int],
+        epoch: int,
+        position: int,
+        ranges: tuple[tuple[int, int], ...],
+        states: Iterable[tuple[int, int, int]],
+        groups: tuple[tuple[int, int, str], ...],
+        done_through: tuple[tuple[int, int, int], ...],
+        initial: int,
+    ) -> RestorePiece:
+        """As the log says it. states: id 0: none was saved. groups: of a fork; those that cover all name the group."""
+        covered = sum(hi - lo + 1 for lo, hi, _ in groups)
+        named = {"group_id": groups[0][2] if covered > span[1] - span[0] else group_id, "groups": groups}
+        saved = tuple((lo, hi, state or None) for lo, hi, state in states)
+        return cls(*key, *span, epoch, position, ranges, saved, done_through=done_through, initial=initial, **named)  # type: ignore[arg-type]
 
     @property
     def untouched(self) -> tuple[tuple[int, int], ...]:

@@ -42,6 +42,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "checkpoint": ("checkpoints", "Take a checkpoint of a group now."),
     "checkpoints": ("checkpoints", "Checkpoints of a group: list, pin, retire; start, end."),
     "rollback": ("checkpoints", "Put a group back to a checkpoint, with its states."),
+    "fork": ("forking", "Let another group begin with a checkpoint's positions and states."),
+    "compare": ("forking", "Where two groups are, and whether their states differ."),
     "evict": ("evict", "Release leases in a dead holder's name."),
     "drain": ("evict", "Ask a worker to hand over what it holds, and to claim no more."),
     "forget-group": ("evict", "Drop what the log knows of a group that is gone."),

@@ -351,14 +351,16 @@ def _taken_fields(taken: CompleteCheckpoint | None) -> dict[str, object]:
 # -- the way back --------------------------------------------------------------------------------------------------
 
 
-def _target(options: Options, option: str, text: str) -> int | str | datetime:
+def target(options: Options, option: str, text: str) -> int | str | datetime:
     """ID, initial or TIME."""
     if text == "initial" or (text.isascii() and text.isdigit()):
         return text if text == "initial" else int(text)
     return _EPOCH + timedelta(milliseconds=read_time(options, option, text, moves=True))
 
 
-def _function(context: click.Context, parameter: click.Parameter, value: str | None) -> Callable[..., object] | None:
+def function_option(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> Callable[..., object] | None:
     """MODULE:FUNCTION; modules of the working directory are found, too."""
     if value is None:
         return None
@@ -369,8 +371,8 @@ def _function(context: click.Context, parameter: click.Parameter, value: str | N
     try:
         found: Any = getattr(importlib.import_module(module), name)
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        raise CommandError(f"--undo {value}: can't be imported ({text}). Nothing was changed.", WRONG_USE) from error
+        text, option = f"{type(error).__name__}: {error}", parameter.opts[0]
+        raise CommandError(f"{option} {value}: can't be imported ({text}). Nothing was changed.", WRONG_USE) from error
     finally:
         sys.path.remove("")
     if not callable(found):
@@ -383,7 +385,7 @@ def _function(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--to",
     required=True,
-    callback=parsed(_target, " (or initial, or the id of a checkpoint)"),
+    callback=parsed(target, " (or initial, or the id of a checkpoint)"),
     metavar="ID|initial|TIME",
     help="A checkpoint; initial: before any state was saved; a TIME: the newest complete by then (03:14, 10m, …).",
 )
@@ -398,7 +400,7 @@ def _function(context: click.Context, parameter: click.Parameter, value: str | N
 )
 @click.option(
     "--undo",
-    callback=_function,
+    callback=function_option,
     metavar="MODULE:FUNCTION",
     help="With --stay-paused: call this with the Restore, to rewind sinks (sink.restore).",
 )

@@ -134,20 +134,9 @@ class StateCalls:
                 self._driver.effects.events.note(note, self._driver.now_ms())
 
     def _restored(self, piece: Any) -> RestorePiece:
-        topic, partition = piece.key
-        return RestorePiece(
-            topic,
-            partition,
-            piece.lo,
-            piece.hi,
-            piece.epoch,
-            piece.position,
-            piece.ranges,
-            tuple((lo, hi, state or None) for lo, hi, state in piece.states),
-            group_id=self._group_id,
-            done_through=piece.done_through,
-            initial=piece.initial,
-        )
+        span, at = (piece.lo, piece.hi), (piece.epoch, piece.position, piece.ranges)
+        saved = (piece.states, piece.groups, piece.done_through, piece.initial)
+        return RestorePiece.of(self._group_id, piece.key, span, *at, *saved)
 
     def _complete(self, checkpoint: int) -> None:
         log(logging.DEBUG, Event.CHECKPOINT, "checkpoint %d is complete", checkpoint, checkpoint=checkpoint)

@@ -170,6 +170,8 @@ class RestoredPiece(NamedTuple):
     done_through: tuple[tuple[int, int, int], ...]
     #: Where the group began on the partition: the offset before its first; −1: at offset 0.
     initial: int
+    #: (lo, hi, group) of each part whose state another group saved, from which this one was forked.
+    groups: tuple[tuple[int, int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ class RestoreState:
     #: Its number: an answer for an earlier one is ignored.
     attempt: int
     checkpoint: int
-    #: "joined", "handed_over", "lost", "rollback" or "positions".
+    #: "joined", "handed_over", "lost", "rollback", "positions" or "forked".
     why: str
     pieces: tuple[RestoredPiece, ...]
     #: Partition → the next offset, of all partitions of the group.

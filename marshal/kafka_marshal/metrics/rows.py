@@ -114,7 +114,7 @@ class CheckpointMetrics:
     oldest_cut_seconds: float | None
     #: From a piece's cut until its state was safe.
     save_seconds: Distribution
-    #: ("joined", "handed_over", "lost", "rollback", "positions") → pieces that were restored.
+    #: ("joined", "handed_over", "lost", "rollback", "positions", "forked") → pieces that were restored.
     restores: tuple[tuple[str, int], ...]
     #: How long on_restore took.
     restore_seconds: Distribution

@@ -49,6 +49,7 @@ class SeenProgress:
     ranges: tuple[tuple[int, int], ...]
     #: (lo, hi, id of the checkpoint under which the state was saved; 0: none was).
     states: tuple[KeyPiece, ...]
+    metadata: str | None = None
 
     @property
     def position(self) -> int:
@@ -62,7 +63,7 @@ def seen_by(group: Group, key: TopicPartition, checkpoint: int) -> SeenProgress:
     if found:
         version = found[-1]
         ranges = tuple((first, last) for first, last in split(version.ranges).ranges)
-        return SeenProgress(tuple(version.done_through), ranges, tuple(version.states))
+        return SeenProgress(tuple(version.done_through), ranges, tuple(version.states), version.metadata)
     kept = group.kept(*key)
     initial = -1 if kept is None else kept.initial
     return SeenProgress(((0, MAX_KEY_HASH, initial),), (), ((0, MAX_KEY_HASH, _NONE_SAVED),))

@@ -233,7 +233,8 @@ class Answering:
         done = self._work.cutting.done_of(piece.key)
         is_revoked = self._shown.is_revoked(piece, one.generation or 0)
         cut = Cut(piece, self._cutter.entries(piece, done), is_revoked, self._shown.is_outgrown(piece), now)
-        if not cut.entries and (is_revoked or cut.is_outgrown or self._policy.save_all):
+        is_asked = is_revoked or cut.is_outgrown or self._policy.save_all
+        if not cut.entries and (is_asked or self._shown.is_forked(piece)):
             cut.entries.append(CommitEntry(*piece.key, *piece.span))
         if cut.entries and self._policy.has_callback:
             cut.saving = Saving.CALLED

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from kafka_marshal.engine.effects import Outbox, RestoredPiece, RestoreState
-from kafka_marshal.engine.groups.checkpoints.shown import CheckpointFigures, Shown, within
+from kafka_marshal.engine.groups.checkpoints.forks import of_whom, within
+from kafka_marshal.engine.groups.checkpoints.shown import CheckpointFigures, Shown
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import GroupView, HeldPiece
 from kafka_marshal.engine.plane import Work
@@ -20,6 +21,8 @@ from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.wire.wellformed import REACHED_AND_LEAVES
 
 WhyCame = Literal["joined", "handed_over", "lost", "rollback", "positions"]
+#: In place of each of them: the state is still that of the group from which this one was forked.
+_FORKED = "forked"
 
 #: No member.
 NOBODY = -1
@@ -217,7 +220,9 @@ class Restoring:
             piece = self._pieces[key]
             if not piece.is_restored and piece.held and self._work.cutting.awaits_restore(key):
                 why: str = self._story.why(piece)
-                if why in ("joined", "handed_over") and self._shown.went_back(piece):
+                if self._shown.is_forked(piece):
+                    why = _FORKED
+                elif why in ("joined", "handed_over") and self._shown.went_back(piece):
                     why = "rollback"
                 ready.setdefault(why, []).append(piece)
         for why in sorted(ready):
@@ -243,7 +248,8 @@ class Restoring:
         ranges = tuple((max(first, position), last) for first, last in known if last >= position)
         through = () if kept is None else within(tuple(kept.progress.done_through), piece.span)
         initial = -1 if kept is None else kept.initial
-        return RestoredPiece(piece.key, *piece.span, piece.epoch, position, ranges, states, through, initial)
+        states, groups = of_whom(self._view.metadata(piece.key), states)
+        return RestoredPiece(piece.key, *piece.span, piece.epoch, position, ranges, states, through, initial, groups)
 
     def restored(self, number: int, error: Exception | None, is_outdated: bool, now: float) -> None:
         """on_restore has returned, or raised."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from kafka_marshal.engine.figures import Distribution, Histogram
+from kafka_marshal.engine.groups.checkpoints.forks import of_whom, within
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import GroupView, HeldPiece, owned_by, span_of
 from kafka_marshal.engine.work.topic_mark import split
@@ -114,6 +115,11 @@ class Shown:
         group = self._member.group
         return within(() if group is None else tuple(group.states(piece.key)), piece.span)
 
+    def is_forked(self, piece: HeldPiece) -> bool:
+        """Whether some of its state is another group's, from which this one was forked (X18)."""
+        text = self._view.metadata(piece.key)
+        return text is not None and bool(of_whom(text, self.states(piece))[1])
+
     def went_back(self, piece: HeldPiece) -> bool:
         """Whether nothing was done of it since the group was put back while it had no members (X17)."""
         found, group = self.checkpoints, self._member.group
@@ -135,14 +141,6 @@ class Shown:
         group = self._member.group
         versions = () if group is None else group.versions(key)
         return frozenset(state for version in versions for _, _, state in version.states if state)
-
-
-def within(
-    parts: tuple[tuple[int, int, int], ...], span: tuple[int, int] = (0, MAX_KEY_HASH)
-) -> tuple[tuple[int, int, int], ...]:
-    """What of these parts lies within a span."""
-    lo, hi = span
-    return tuple((max(lo, first), min(hi, last), value) for first, last, value in parts if first <= hi and lo <= last)
 
 
 #: Upper ends of buckets (s): saving and restoring may take minutes.
