@@ -174,9 +174,11 @@ def test_what_was_not_worked_on_is_saved_at_the_first_checkpoint_too(place: Plac
     place.admin.checkpoint("canary")  # nothing was done since
     assert {more["partitions"][0] for what, more in canary.said if what == "saved"} <= set(range(PARTITIONS))
     assert sum(len(more["partitions"]) for what, more in canary.said if what == "saved") == PARTITIONS
+    canary.leave()
+    with pytest.raises(AdminError, match="has positions already"):  # equal ones, but the states are its own by now
+        place.admin.fork("flights", checkpoint, "canary")
     place.admin.checkpoint("flights")
     place.admin.retire("flights", checkpoint)
-    canary.leave()
     place.produce(2)
     later = place.start("canary", "c2")
     place.await_counted(later, 22)
