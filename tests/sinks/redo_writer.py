@@ -19,7 +19,7 @@ UPSERT = (
     f"INSERT INTO results (place, at, value, times) VALUES ({mark}, {mark}, {mark}, 1) ON CONFLICT (place, at) DO "
     "UPDATE SET value = excluded.value, times = results.times + 1"
 )
-#: It dies within the transaction, or after it and before the messages are done, once it has written so many.
+#: It dies within the transaction, or after it and before the messages are done, once it has written this many.
 left = arguments.get("dies", 0)
 
 
