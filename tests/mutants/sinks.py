@@ -312,8 +312,8 @@ SINKS: tuple[Mutation, ...] = (
     Mutation(
         "what a block of fence did stays after an error",
         "FenceBlock._within",
-        "with self._kept_open(), suppress(RollBackError), link.nested():",
-        "with self._kept_open(), suppress(RollBackError):",
+        "with whole_blocks(), self._kept_open(), suppress(RollBackError), link.nested():",
+        "with whole_blocks(), self._kept_open(), suppress(RollBackError):",
         "F9",
     ),
     Mutation(
