@@ -250,7 +250,7 @@ def _take(lease: Lease, share: Share, seen: int, taking: Take, context: ApplyCon
 
 
 def _reach_of_operator(lease: Lease | None, version: int) -> Reach:
-    """H2, and from version 5 on R2: without key hashes it opens what is done only where no share is by keys."""
+    """H2, and from version 5 on R2: what is done opens, too; without key hashes unless a share is by keys."""
     if version < REDO_LEVEL:
         return _OPERATOR
     by_keys = lease is not None and lease.shares is not None and not lease.shares.by_batches

@@ -170,7 +170,7 @@ def test_no_more_are_open_at_once_than_the_rate_says(place: Place, monkeypatch: 
 
 def test_if_nobody_works_them_off_it_ends_and_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redo, "STILL_S", 0.3)
-    with pytest.raises(AdminError, match=r"nobody has worked off any of 3 messages .* 3 of 8 are opened"):
+    with pytest.raises(AdminError, match=r"no member has worked off any of 3 messages .* 3 of 8 are opened"):
         place.admin.redo(plan_of(place, (12, 19)), rate=3)
 
 

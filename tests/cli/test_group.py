@@ -127,14 +127,14 @@ def test_r11_a_strategy_is_set_shown_and_unset(kafka: Command, fleet: Fleet, app
     found = kafka("group", "billing", "--json").json
     assert (found["strategy"], found["strategy_set"], found["settings"]["strategy"]) == ("range", None, None)
     assert found["settings"]["max_individual_commits"] == 60_000
-    for words, why in (
+    for given, why in (
         (("--set", "strategy=magic"), "must be 'range'"),
         (("--unset", "strateggy"), "did you mean 'strategy'?"),
         (("--set", "strategy=range", "--unset", "strategy"), "exclude each other"),
     ):
-        refused = kafka("group", "billing", *words)
-        assert refused.status == 2, words
-        assert why in refused.err, words
+        refused = kafka("group", "billing", *given)
+        assert refused.status == 2, given
+        assert why in refused.err, given
 
 
 def test_settings(kafka: Command, fleet: Fleet, append: Append) -> None:

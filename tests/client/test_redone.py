@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kafka_marshal import Attempt, Batches, Group, Keys, Marshal
-from kafka_marshal.engine.redone import Redone
+from kafka_marshal.engine.redone import RedoneMessages
 from kafka_marshal.observe.words import what
 from kafka_marshal.testing import MemoryKafka
 from rationalizer import SettleOffsets, SettlingMessages, World, decode
@@ -158,7 +158,7 @@ def test_r9_it_ends_with_a_try_of_an_owner_with_a_settlement_and_with_a_redrive_
     place = Place(kind)
 
     def again(*offsets: int) -> list[bool]:
-        world, redone = World(place.cp, CPS), Redone(PLACE_GROUP)
+        world, redone = World(place.cp, CPS), RedoneMessages(PLACE_GROUP)
         log = place.cluster.broker.log("__marshal", place.cp)
         assert log is not None
         for message in log.messages:

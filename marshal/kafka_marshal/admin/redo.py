@@ -44,10 +44,10 @@ from rationalizer import (
 from rationalizer.holes import NO_KEY
 from rationalizer.levels import REDO_LEVEL, SUPPORTED_LEVEL
 
-#: So many are open at once beyond what is worked off: for live traffic, and the limit of open messages (R3).
+#: Messages open at once beyond what is worked off, at most: for live traffic, and the limit of open messages (R3).
 DEFAULT_RATE: Final = 1_000
 
-#: Nobody works off what was opened for this long (s).
+#: No member works off what was opened for this long (s).
 STILL_S = 60.0
 
 #: How often to look for messages that were worked off (s).
@@ -93,7 +93,7 @@ class RedoPartition(Placed):
     gone: int = 0
     #: Of ``messages``: those before the group's start, which were never handled.
     skipped: int = 0
-    #: It is delivered at most once: of ``messages``, those granted last may still be in hand.
+    #: It is delivered at most once: of ``messages``, those granted last may still be in flight.
     may_be_in_hand: bool = False
     first: ShownMessage | None = None
     last: ShownMessage | None = None
@@ -270,12 +270,12 @@ class GroupRedo(AdminBase):
 
         ``path``: the plan's file, written before each record; to carry on after an interruption read it from there.
 
-        ``rate``: at most so many are open at once beyond what was worked off.
+        ``rate``: at most this number is open at once beyond what was worked off.
 
         ``progress`` is called with (messages opened, messages in all).
 
-        Raises AdminError if the log does not answer, or nobody works off what was opened for 60 s: the plan is as far
-        as its file says, and can be carried on.
+        Raises AdminError if the log does not answer, or no member works off what was opened for 60 s: the plan is at
+        what its file says, and can be carried on.
         """
         self._check_group(plan.group)
         arguments.an_instance("plan", plan, RedoPlan, "one of plan_redo, or of its file")
@@ -545,14 +545,14 @@ class _Redo:
             return sum(1 for _ in _still_open(self._session, self._plan))
 
     def _wait_for_room(self, messages: int) -> None:
-        """Wait until so many more may be open. Raises AdminError if nothing is worked off for STILL_S."""
+        """Wait until this number more may be open. Raises AdminError if nothing is worked off for STILL_S."""
         session, before, since = self._session, -1, self._session.now_ms()
         while (now := self._open_now()) and now + messages > self._rate:
             if now != before:
                 before, since = now, session.now_ms()
             elif session.now_ms() - since > STILL_S * 1000:
                 raise AdminError(
-                    f"nobody has worked off any of {now:,} messages that were opened for {STILL_S:g} s; "
+                    f"no member has worked off any of {now:,} messages that were opened for {STILL_S:g} s; "
                     f"{self._opened():,} of {self._plan.messages:,} are opened. Is a worker of group "
                     f"{self._plan.group!r} alive? Carry on from the plan's file, or undo it"
                 )

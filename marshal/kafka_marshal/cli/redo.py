@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-#: At most so many are open at once beyond what is worked off.
+#: Open at once beyond what is worked off, at most.
 _RATE = 1_000
 
 _COLUMNS = (
@@ -283,7 +283,9 @@ def _redo(options: Options, admin: Admin, made: RedoPlan, path: Path | None, pla
 def _say_plan(found: Redone) -> None:
     print_table(_COLUMNS, map(_cells, found.plan.partitions))
     if any(each.may_be_in_hand for each in found.plan.partitions):
-        say_warning("delivered at most once: those granted last may still be in hand, and would be handled beside that")
+        say_warning(
+            "delivered at most once: those granted last may still be in flight, and would be handled beside that"
+        )
     skipped = sum(each.skipped for each in found.plan.partitions)
     if skipped:
         say_warning(f"{count(skipped, 'message')} before the group's start: never handled so far")

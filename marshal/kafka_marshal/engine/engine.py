@@ -28,7 +28,7 @@ from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.effects import Call, Effect, LookUp, Outbox, TakeOver, Warn
 from kafka_marshal.engine.inputs import Ts, given
 from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
-from kafka_marshal.engine.redone import Redone
+from kafka_marshal.engine.redone import RedoneMessages
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import REPORTING
@@ -79,7 +79,7 @@ class RangeCommits:
 #: topic, partition, how many messages, the first and the last offset, the operator.
 REDONE = (
     "{} [{}]: {:,} done messages, from offset {} to {}, were opened again by an operator ({!r}, kafka-marshal redo): "
-    "they are handled again, each after what is in hand of its key"
+    "they are handled again, each after what is in flight of its key"
 )
 
 
@@ -117,7 +117,7 @@ class Engine:
         #: Consumers by number, from 1; None: ended, without a running callback.
         self._numbered: list[ConsumerEngine | None] = []
         #: What an operator has opened again.
-        self.redone: Redone = Redone(settings.group_id)
+        self.redone: RedoneMessages = RedoneMessages(settings.group_id)
         #: Records its run; None: it is not recorded.
         self.recorder: Recorder | None = None
 

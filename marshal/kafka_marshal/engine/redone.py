@@ -12,7 +12,7 @@ from rationalizer.limits import MAX_OFFSET
 Ranges = tuple[tuple[int, int], ...]
 
 
-class Redone:
+class RedoneMessages:
     """What was opened again and not settled or tried since. No state of the log says it: a start knows nothing."""
 
     def __init__(self, group_id: str) -> None:

@@ -33,7 +33,7 @@ from kafka_marshal.engine.effects import Callback, Outbox, Piece, StartFetch
 from kafka_marshal.engine.figures import MessageTotals
 from kafka_marshal.engine.holding import HandIn, Holding
 from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
-from kafka_marshal.engine.redone import Redone
+from kafka_marshal.engine.redone import RedoneMessages
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, ConsumerSettings
 from kafka_marshal.engine.work import tracker
 from kafka_marshal.engine.work.open_messages import MOST_AHEAD, OpenOffsets, last_fetched
@@ -257,7 +257,7 @@ class Mover(Protocol):
     settings: ConsumerSettings
     outbox: Outbox
     assignments: dict[Key, Assignment]
-    redone: Redone
+    redone: RedoneMessages
     #: Errors that the user's next calls raise, oldest first.
     errors: list[Exception]
     closing: bool

@@ -16,7 +16,7 @@ from kafka_marshal.engine.figures import MessageTotals
 from kafka_marshal.engine.holding import Holding, Owner
 from kafka_marshal.engine.inputs import given
 from kafka_marshal.engine.plane import HUNG, UNSUBSCRIBED, PartitionSource, Settles
-from kafka_marshal.engine.redone import Redone
+from kafka_marshal.engine.redone import RedoneMessages
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Origin, Run, Stage, stable_of
@@ -180,7 +180,7 @@ class ConsumerEngine:
         #: For a group that takes checkpoints.
         self.cutting: Cutting = Cutting(self)
         #: What an operator has opened again; the engine's.
-        self.redone: Redone = Redone(about.group_id)
+        self.redone: RedoneMessages = RedoneMessages(about.group_id)
 
     def _supply(self, settings: ConsumerSettings) -> Supply:
         supply = GRANTED if settings.at_most_once else WHOLE
