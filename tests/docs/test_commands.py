@@ -20,6 +20,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 #: Placeholders in the docs for the reader's values.
 PLACEHOLDERS = {
+    "release_checks:counts": "json:dumps",
     "$id": "48213",
     "CLIENT": "worker-1",
     "DUMP": "log.jsonl",

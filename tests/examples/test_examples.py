@@ -31,7 +31,8 @@ from kafka_marshal import Attempt as Attempt, Batch, Consumer, Marshal as Marsha
 from kafka_marshal.admin import Admin
 from kafka_marshal import Batches as Batches, Claims as Claims, Group as Group, Keys as Keys
 from kafka_marshal import Leader, LeaseLostError as LeaseLostError, Retry as Retry, Transactions as Transactions
-from kafka_marshal import RetryAfter as RetryAfter
+from kafka_marshal import MessagesFailedError as MessagesFailedError, RetryAfter as RetryAfter
+import psycopg as psycopg
 from datetime import UTC as UTC, datetime as datetime
 from kafka_marshal.checkpoints import Folder, RestorePiece
 from kafka_marshal.pipeline.claimed import ClaimedBatch as ClaimedBatch, ClaimedBatches

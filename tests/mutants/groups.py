@@ -163,7 +163,11 @@ GROUPS: tuple[Mutation, ...] = (
         "G13",
     ),
     Mutation(
-        "every setting is a rebalance", "_configure_group", "if changed and group.members:", "if group.members:", "G19"
+        "every setting is a rebalance",
+        "_configure_group",
+        "if group.members and (changed or wanted not in {None, group.strategy}):",
+        "if group.members:",
+        "G19",
     ),
     Mutation(
         "shared topics are a list",

@@ -45,8 +45,8 @@ SHARING: tuple[Mutation, ...] = (
     Mutation(
         "what is done is opened again",
         "Settling._make",
-        "if progress.has_passed_some(low, high, key_hash):",
-        "if False:",
+        "elif progress.has_passed_some(low, high, key_hash):",
+        "elif False:",
         "H3",
     ),
     Mutation("a retry loses its key", "Settling._make", "kept = hole.key_hash", "pass", "H3"),

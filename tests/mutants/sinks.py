@@ -83,8 +83,8 @@ SINKS: tuple[Mutation, ...] = (
     Mutation(
         "going back leaves last offsets above the position",
         "DoneRecords.go_back",
-        "last, merged = interval_merged(min(last_offset, to), sorted(kept))",
-        "last, merged = interval_merged(last_offset, sorted(kept))",
+        "self._put([(0, min(last_offset, to)), *sorted(kept)])",
+        "self._put([(0, last_offset), *sorted(kept)])",
         "F8",
     ),
     Mutation(
