@@ -1,6 +1,6 @@
 """The audit in Spark's executors, divided by the same work in one process:
 
-    python -m benchmarks.audit [--records N] [--rounds N] [--scale] [--json FILE]
+    python -m benchmarks.audit [--records N] [--rounds N] [--scale | --cores] [--json FILE]
 
 Spark runs as local[2], warm: its start is reported separately, and each thing is done once before. Two logs of
 the same mix of records (benchmarks.audit_log): one in 8 CPs, which need no cutting, and one in a single CP, cut at the
@@ -11,7 +11,8 @@ snapshots that are stored every 10,000 records.
 - full tables: Audit(out=…) ÷ the same audit in one process: the same rationalizer, the same rows, written by pyarrow.
 
 Both sides take turns; ratios are medians over the rounds, digests are compared in each. --scale audits 0.5 to 4 M
-records: the rate, and the memory of a task's process, must not depend on their number.
+records: the rate, and the memory of a task's process, must not depend on their number. --cores, alone: local[2] beside
+local[1], in turns.
 """
 
 from __future__ import annotations
@@ -166,6 +167,32 @@ def scale(spark: SparkSession, folder: Path, rounds: int) -> list[Row]:
     ]
 
 
+def by_cores(folder: Path, records: int, rounds: int) -> list[Row]:
+    """Full tables, and replay alone, of one log in 8 CPs: two processors divided by one."""
+    paths, _ = write_log(folder, PARTITIONS, records)
+    log = Log(PARTITIONS, paths, None)
+    seconds: dict[tuple[int, bool], list[float]] = {(cores, tables): [] for cores in (1, 2) for tables in (False, True)}
+    for _ in range(rounds):
+        for cores in (1, 2):
+            spark = _session(cores)
+            try:
+                on_spark(spark, log, tables=False)  # warms up
+                for tables in (False, True):
+                    begun = time.perf_counter()
+                    on_spark(spark, log, tables=tables)
+                    seconds[cores, tables].append(time.perf_counter() - begun)
+            finally:
+                spark.stop()
+    names = {False: "local[2] ÷ local[1]: replay and digest", True: "local[2] ÷ local[1]: full tables"}
+    return [_row(name, records, seconds[2, tables], seconds[1, tables], 1.8) for tables, name in names.items()]
+
+
+def _session(cores: int) -> SparkSession:
+    spark = spark_session("audit benchmark", master=f"local[{cores}]", config={"spark.ui.showConsoleProgress": "false"})
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
 def _beginning(path: Path, folder: Path, rows: int) -> Path:
     table = pq.read_table(path).slice(0, rows)
     pq.write_table(table, folder / path.name, row_group_size=65_536)
@@ -178,11 +205,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", action="store_true", help="0.5 to 4 M records, too (some minutes)")
+    parser.add_argument("--cores", action="store_true", help="only local[2] beside local[1]")
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args(arguments)
+    conditions = {"records": f"{options.records:,}", "rounds": options.rounds}
+    if options.cores:
+        with tempfile.TemporaryDirectory() as folder:
+            rows = by_cores(Path(folder), options.records, options.rounds)
+        report("audit", rows, options.json, **conditions)
+        return
     begun = time.perf_counter()
-    spark = spark_session("audit benchmark", master="local[2]", config={"spark.ui.showConsoleProgress": "false"})
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = _session(2)
     start = time.perf_counter() - begun
     rows = []
     try:
@@ -196,8 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 rows += scale(spark, Path(folder), options.rounds)
     finally:
         spark.stop()
-    conditions = {"records": f"{options.records:,}", "rounds": options.rounds, "spark": "local[2]"}
-    report("audit", rows, options.json, **conditions, **{"Spark's start": f"{start:.1f} s"})
+    report("audit", rows, options.json, **conditions, spark="local[2]", **{"Spark's start": f"{start:.1f} s"})
 
 
 if __name__ == "__main__":

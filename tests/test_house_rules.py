@@ -154,7 +154,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (19, 5_609),
     "admin": (18, 7_359),
     "archive": (3, 815),
-    "checkpoints": (3, 618),
+    "checkpoints": (3, 623),
     "cli": (27, 8_804),
     "client": (36, 12_600),
     "engine": (61, 19_116),
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (357, 111_144)
+MOST_OF_ALL = (357, 111_149)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

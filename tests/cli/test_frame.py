@@ -417,7 +417,7 @@ def complete(*words: str) -> list[str]:
 
 
 def test_what_is_completed() -> None:
-    assert set(complete("kafka-marshal", "re")) == {"replay", "release-group", "redrive"}
+    assert set(complete("kafka-marshal", "re")) == {"replay", "release-group", "redo", "redrive"}
     assert "--until" in complete("kafka-marshal", "replay", "--u")
     assert "--bootstrap" in complete("kafka-marshal", "status", "--b")
 

@@ -420,7 +420,9 @@ class Members:
             told = {"bootstrap": bootstrap, "coordination": log_topic, "topic": topic, "group": out.name, "hi": HI}
             told |= {"client_id": f"old-{out.name}", "out": str(out), "pause_s": 0.05}
             told |= {"session": SESSION} if out.name == "coordinated" else {}
-            process = subprocess.Popen([sys.executable, "-c", OLD, json.dumps(told)], stderr=subprocess.PIPE, text=True)
+            command = [sys.executable, "-c", OLD, json.dumps(told)]
+            env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+            process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
             leave.callback(process.kill)
             self.old.append(process)
         wait_until(lambda: all(map(self.handled, self.outs)), what="the old ones work")

@@ -207,7 +207,7 @@ def test_r11_it_goes_to_the_home_alone_after_the_marks(memory_marshal: MemoryKaf
                 kept.setdefault(cp, []).append(outcome.message.settings)
         assert world.group(GROUP) is not None
     assert len(kept[HOME]) == 2
-    assert kept[1 - HOME] == [()]
+    assert kept[1 - HOME] == [[]]
 
 
 @pytest.mark.parametrize("wanted", ["magic", "", 7])

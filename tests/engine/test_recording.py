@@ -100,7 +100,7 @@ def test_what_is_no_whole_recording_is_refused(data: bytes, change: Callable[[by
 
 
 def test_a_recording_of_another_release_is_refused(data: bytes) -> None:
-    with pytest.raises(RecordingError, match=r"recorded with release 0, protocol level 4; this is release 9\.9"):
+    with pytest.raises(RecordingError, match=r"recorded with release 0, protocol level 5; this is release 9\.9"):
         read_lines(data, "9.9")
 
 

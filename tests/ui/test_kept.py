@@ -91,7 +91,7 @@ LOGS: dict[str, Callable[[], WholeLog]] = {
     "story": of_story,
     "claims": lambda: random_log(1, 200),
     "groups": lambda: random_group_log(3, 160, 2),
-    "more groups": lambda: random_group_log(4, 120, 3),
+    "more groups": lambda: random_group_log(5, 120, 3),
 }
 
 

@@ -199,10 +199,15 @@ class Store:
 
     def _gone(self, piece: RestorePiece, path: str, checkpoint: int, why: str = "") -> StateMissingError:
         why = why or f"there is no {path} in {self._files.name}"
-        group = quote(piece.group_id)
-        way = f"kafka-marshal checkpoints {group}, then kafka-marshal rollback {group} --to ID"
+        way = (
+            f"kafka-marshal checkpoints {quote(piece.group_id)}, then "
+            f"kafka-marshal rollback {quote(piece.group_id)} --to ID"
+        )
         if any(source == piece.group_id for _, _, source in piece.groups):  # that one is not to go back for this one
-            way = f"forget this group (forget-group), and fork {group} again: kafka-marshal checkpoints {group}"
+            way = (
+                f"forget this group (forget-group), and fork {quote(piece.group_id)} again: "
+                f"kafka-marshal checkpoints {quote(piece.group_id)}"
+            )
         return StateMissingError(
             f"{_shown(piece)}: the state that belongs to its position {piece.position} was saved at checkpoint "
             f"{checkpoint}, and {why}. Without it, what was done before would be missing from the state. Nothing was "

@@ -140,7 +140,7 @@ def _say(options: Options, found: Forked, done: bool) -> None:
         return
     many = f"{count(len(found.partitions), 'partition')}, as its own checkpoint {found.begins}"
     say(f"{found.name} begins at checkpoint {found.checkpoint} of {found.group}: {many}")
-    retire = f"kafka-marshal checkpoints {quote(found.group)}{options.reach()} --retire {found.checkpoint}"
+    retire = f"kafka-marshal checkpoints {quote(found.group)}{options.reach()} --retire {quote(str(found.checkpoint))}"
     note(options, f"checkpoint {found.checkpoint} is pinned. When {found.name} has saved its own states: {retire}")
 
 

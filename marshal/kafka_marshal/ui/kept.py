@@ -45,7 +45,7 @@ from kafka_marshal.observe.checkpoint_history import (
     OpenBarrier,
     WentBack,
 )
-from kafka_marshal.observe.checkpoints import KeyCut
+from kafka_marshal.observe.checkpoints import KeyCut, Unsaved
 from kafka_marshal.observe.log import Log
 from kafka_marshal.ui.fold import CutPiece, GroupHistory, History, Mark, Marks, Pausing, Rebalanced, Waiting, hash_of
 from kafka_marshal.ui.index import EventTable, KeySpans, Moments, Names, Samples, Series, Silences, SpanStore
@@ -77,7 +77,7 @@ _KINDS: Final[Mapping[tuple[str, str], type[Any]]] = {
     for kind in (
         *(History, EventTable, KeySpans, Moments, Names, Silences, Samples, Series, SpanStore, array),
         *(GroupHistory, Pausing, Rebalanced, Waiting, Marks, Mark, CutPiece),
-        *(CheckpointHistory, OpenBarrier, MemberAnswer, CompleteCheckpoint, Ended, WentBack, KeyCut),
+        *(CheckpointHistory, OpenBarrier, MemberAnswer, CompleteCheckpoint, Ended, WentBack, KeyCut, Unsaved),
         *(Assignments, Rebalance, Moved, Member, Piece, Owners, Span, End),
     )
 }

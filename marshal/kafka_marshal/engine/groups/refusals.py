@@ -43,7 +43,7 @@ def refusal_of(code: str, settings: EngineSettings, options: GroupOptions) -> Ma
             return InconsistentPartitioningStrategyError(
                 f"{group}: its members have another strategy than {options.strategy!r}. {nothing}. Give all members "
                 "the same; to change it while they work: kafka-marshal group "
-                f"{quote(settings.group_id)} --set strategy={options.strategy}"
+                f"{quote(settings.group_id)} --set strategy={quote(options.strategy)}"
             )
         case codes.SESSION_TIMEOUT_TOO_HIGH:
             return SessionTimeoutTooHighError(
