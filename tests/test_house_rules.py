@@ -156,8 +156,8 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (3, 815),
     "checkpoints": (3, 623),
     "cli": (27, 8_804),
-    "client": (36, 12_600),
-    "engine": (61, 19_116),
+    "client": (36, 12_577),
+    "engine": (61, 19_113),
     "kafka_marshal": (14, 2_872),
     "metrics": (6, 1_624),
     "node": (17, 4_521),
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (357, 111_149)
+MOST_OF_ALL = (357, 111_123)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -140,31 +140,6 @@ def test_what_was_recalled_takes_no_token() -> None:
     assert [x.name for x in queue.take_all()] == ["kept"]
 
 
-def test_a_token_of_a_try_that_did_not_begin_is_for_others() -> None:
-    queue = Queue(Rate(0.001, 2))
-    lanes = [queue.put() for _ in range(9)]
-    for _ in range(3):
-        assert [queue.paced.take(longest=False) for _ in range(3)][2] is None
-        for _ in range(3):  # more than it has given
-            queue.paced.give_back(lanes[0])
-    assert len(queue.take_all()) == 2, "a bucket has no more than its burst"
-    queue.now += 1_000_000
-    assert len(queue.take_all()) == 1
-    assert len(queue.paced._refills) < 9
-
-
-def test_a_token_that_comes_back_is_there_at_once_if_nothing_waits() -> None:
-    queue = Queue(Rate(0.001, 1))
-    lane = queue.put()
-    assert queue.paced.take(longest=False) is lane
-    queue.paced.give_back(lane)
-    again = queue.put()
-    assert queue.paced.take(longest=False) is again
-    free = queue.put("other")
-    queue.paced.give_back(free)
-    assert queue.paced.take(longest=False) is None, "one that was given none gives none back"
-
-
 def test_a_lane_that_is_put_again_elsewhere_takes_the_token_of_its_message() -> None:
     queue = Queue(Rate(1, 1, key=key_of))
     queue.put(key="a")

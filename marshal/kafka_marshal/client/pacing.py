@@ -51,10 +51,7 @@ class _InTurn(deque[Lane]):
 class TokenBucket:
     """The tokens of one rate, or of one value of its key; and the lanes that need one."""
 
-    __slots__ = (
-        *("at", "count", "is_closed", "lines", "members", "rate", "refill", "tokens", "topic", "value"),
-        "waited_at",
-    )
+    __slots__ = ("at", "count", "is_closed", "lines", "members", "rate", "tokens", "topic", "value", "waited_at")
 
     def __init__(self, rate: Rate | None, topic: str, value: object, members: int, now: float) -> None:
         """rate: None for what has no rate. members: that share it."""
@@ -70,8 +67,6 @@ class TokenBucket:
         self.count: int = 0
         #: It has no token, and is in no turn.
         self.is_closed: bool = False
-        #: The number of its place among the refills.
-        self.refill: int = 0
         #: When a lane last waited for a token (ms).
         self.waited_at: float = -inf
 
@@ -235,14 +230,6 @@ class Paced:
             self._tries.workers.wake(1)
         return lane
 
-    def give_back(self, lane: Lane) -> None:
-        """No try of this lane, which was taken, has begun: its token is for others."""
-        with self._lock:
-            if isinstance(bucket := lane.paid, TokenBucket):
-                bucket.tokens = min(bucket.most, bucket.tokens + 1.0)
-                if bucket.is_closed:
-                    self._refill_later(bucket)
-
     # Buckets and priorities.
 
     def _sort_in(self) -> None:
@@ -306,7 +293,6 @@ class Paced:
                     del turns[bucket]
                 else:
                     turns.move_to_end(bucket)
-                    lane.paid = bucket
                     bucket.tokens -= 1.0
                     if bucket.count and bucket.tokens < ONE:
                         self._close(bucket, now)
@@ -335,7 +321,7 @@ class Paced:
 
     def _refill_later(self, bucket: TokenBucket) -> None:
         self._number += 1
-        due, bucket.refill = bucket.refilled_at(), self._number
+        due = bucket.refilled_at()
         heappush(self._refills, (due, self._number, bucket))
         if due < self._sleeps_until:
             self._lock.notify_all()
@@ -344,9 +330,7 @@ class Paced:
         """Buckets that have tokens again get their turns. Returns how many lanes may begin."""
         found = 0
         while self._refills and self._refills[0][0] <= now:
-            _, number, bucket = heappop(self._refills)
-            if number != bucket.refill:
-                continue  # a token came back meanwhile
+            bucket = heappop(self._refills)[2]
             if not bucket.has_token(now):  # its rate was divided by more members meanwhile
                 self._refill_later(bucket)
                 continue

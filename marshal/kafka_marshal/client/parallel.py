@@ -137,7 +137,6 @@ class Runner:
         from kafka_marshal.client.pacing import Paced  # not for other runs
 
         self._workers._ready = self._paced = Paced(self._tries)
-        self._tries.spared = self._paced.give_back
 
     def _prepare_transactions(self, transactions: TransactionalProducers, dead_letters: str | None) -> None:
         tries, letters = self._tries, None

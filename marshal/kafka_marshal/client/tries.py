@@ -141,8 +141,6 @@ class Tries:
     """The tries of one call of ``run``, and the threads that they wake."""
 
     workers: Workers
-    #: In a run with rates: hears of a lane that was taken and does not begin.
-    spared: Callable[[Lane], object] | None = None
     #: Takes messages whose last try has failed; None: such a failure ends the run.
     letters: Letters | None = None
     #: In a run with transactions: hears how many bytes a finished message holds back; None: what is finished is done.
@@ -229,11 +227,7 @@ class Tries:
         message = self.lanes.begin(lane, now, self.call)
         if self._awaited and self.are_few_ready:
             self._wake()
-        if message is None:
-            if self.spared is not None:
-                self.spared(lane)
-            return None
-        if self.options.not_before is not None and self._is_early(lane, message, now):
+        if message is None or (self.options.not_before is not None and self._is_early(lane, message, now)):
             return None
         attempt = self.attempt(lane, message)
         if self.faults and (error := self.faults.pop(lane, None)) is not None:

@@ -314,7 +314,6 @@ class Lane:
         "key",
         "message",
         "number",
-        "paid",
         "partition",
         "rest",
         "running",
@@ -338,8 +337,6 @@ class Lane:
         self.before: int = 0
         #: Of a batch of a share, whose lanes have one message each: its token.
         self.token: BatchToken | None = None
-        #: The bucket whose token it was given (``run(rate=…)``).
-        self.paid: object = None
         self.running: bool = False
         #: Its handler was left behind with the message: what it does has no effect.
         self.is_left: bool = False
