@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
@@ -16,6 +17,7 @@ from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
 from kafka_marshal.pipeline.source import register
 from kafka_marshal.testing import LocalBroker
+from tests.pipeline.queries import begun
 from tests.secured import Config, broker_properties, certified, key_store, login, password_of
 from tests.security.rights import PAGE, give, roles_of
 
@@ -93,12 +95,13 @@ def test_the_stream_source_logs_in_from_its_own_process(spark: SparkSession, sec
         rows.extend((row.partition, row.offset) for row in df.select("partition", "offset").collect())
 
     options = {f"kafka.{name}": str(value) for name, value in secured.login("ann").items()}
-    frame = (
-        spark.readStream.format("kafka_marshal")
-        .options(bootstrap_servers=secured.bootstrap, group_id="streamed", topics="t", **options)
-        .load()
-    )
-    query = frame.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).foreachBatch(see).start()
+
+    def start() -> StreamingQuery:
+        stream = spark.readStream.format("kafka_marshal").options(bootstrap_servers=secured.bootstrap, **options)
+        frame = stream.options(group_id="streamed", topics="t").load()
+        return frame.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).foreachBatch(see).start()
+
+    query = begun(start)
     try:
         while len(rows) < len(EVERYTHING):
             assert query.isActive, query.exception()

@@ -28,6 +28,7 @@ from kafka_marshal.runtime import LEAST_STAMP_MS, MOST_STAMP_MS, is_moment
 from kafka_marshal.sinks import SqliteSink
 from tests.broker.helpers import children_of
 from tests.client.conftest import HI, Scene, wait_until
+from tests.pipeline.queries import begun
 
 Place = tuple[int, int]
 
@@ -73,15 +74,16 @@ class Stream:
     def start(
         self, each: Callable[[DataFrame, int], None] | None = None, checkpoint: str = "checkpoint", **options: object
     ) -> StreamingQuery:
-        writer = self.frame(**options).writeStream.option("checkpointLocation", str(self.folder / checkpoint))
-
         def some(df: DataFrame, number: int) -> None:
             if each is not None and not df.isEmpty():  # a query's first batch may be empty
                 each(df, number)
 
-        query = writer.foreachBatch(self.see if each is None else some).start()
-        self.queries.append(query)
-        return query
+        def start() -> StreamingQuery:
+            writer = self.frame(**options).writeStream.option("checkpointLocation", str(self.folder / checkpoint))
+            self.queries.append(writer.foreachBatch(self.see if each is None else some).start())
+            return self.queries[-1]
+
+        return begun(start)
 
     def see(self, df: DataFrame, number: int) -> None:
         rows = [(row.partition, row.offset) for row in df.select("partition", "offset").collect()]
@@ -395,7 +397,7 @@ def test_before_spark_4_2_available_now_delivers_nothing(scene: Scene, stream: A
     wait_until(lambda: s.holders() == {0: "query"}, 60, "it has held the partition")
     killed.terminate()
     writer = s.frame().writeStream.trigger(availableNow=True).option("checkpointLocation", str(s.folder / "c"))
-    query = writer.foreachBatch(s.see).start()
+    query = begun(writer.foreachBatch(s.see).start)
     s.queries.append(query)
     assert query.awaitTermination(60)
     assert s.rows == [], "none of it would ever be committed"
@@ -414,8 +416,8 @@ def test_available_now_reads_what_is_there_commits_it_and_ends(scene: Scene, str
 
     def run() -> StreamingQuery:
         writer = s.frame(max_records_per_batch=120).writeStream.trigger(availableNow=True)
-        query: StreamingQuery = (
-            writer.option("checkpointLocation", str(s.folder / "checkpoint")).foreachBatch(see).start()
+        query: StreamingQuery = begun(
+            writer.option("checkpointLocation", str(s.folder / "checkpoint")).foreachBatch(see).start
         )
         s.queries.append(query)
         assert query.awaitTermination(60)
