@@ -118,6 +118,15 @@ class Outcome:
         return self._read is not None and self._read[1][0] >= REDO_LEVEL and self.by_operator
 
     @property
+    def redone(self) -> list[tuple[int, int]]:
+        """The first and the last offset of each range that an operator's record opened again (R2)."""
+        if not self.redoes or self.entries is None:
+            return []
+        message = self.message
+        answers = zip(message.open, self.entries[len(message.done) :], strict=False)
+        return [(entry[0], entry[1]) for entry, code in answers if code == codes.OK]
+
+    @property
     def leases(self) -> list[tuple[tuple[str, str, int], str]]:
         """The leases that it took effect on, as (group, topic, partition), in its order, each with its code.
 

@@ -236,6 +236,23 @@ def test_each_message_is_a_row_however_the_log_is_cut(cuts: Any) -> None:
     assert [tuple(row[name] for name in names) for row in found["progress"]] == PROGRESS
 
 
+#: What is done is opened by an operator, tried once in vain, and done.
+REDONE = log_of(
+    *((Upgrade("9", "admin", "g", 5), 0), (whole(A), 0), (Heartbeat(*A, "g", "t", 0, 2, 9), 1)),
+    (settle(ADMIN, None, 4, open=((3, 5, None, 0),), redo=True), 2),
+    (settle(A, 2, 5, open=((4, 4, KEY, 1),)), 3),
+    (settle(A, 2, 6, done=((3, 5),)), 4),
+)
+
+
+@pytest.mark.parametrize("cuts", [(), range(1, len(REDONE))], ids=str)
+def test_what_was_done_and_is_opened_names_its_operator(cuts: Any) -> None:
+    found = tables_of(REDONE, cuts)
+    assert found["violations"] == []
+    rows = sorted((row["first"], row["last"], row["redone_by"], row["tries"], row["ended"]) for row in found["holes"])
+    assert rows == [(3, 3, "admin", 0, "done"), (4, 4, "admin", 1, "done"), (5, 5, "admin", 0, "done")]
+
+
 def test_the_audit_writes_them(tmp_path: Path) -> None:
     """Through a dump, with snapshots at which the log is cut."""
     log = WholeLog(1, {0: STORY})

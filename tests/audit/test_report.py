@@ -187,7 +187,7 @@ def test_shares_and_open_messages_are_drawn(shared: Findings, tmp_path: Path, dr
     heights: Any = line.get_ydata()
     assert (max(heights), heights[-1]) == (10, 1)
     assert "Who shared which partition when" in page and "How many messages were open" in page
-    cells = page.partition("Messages that were set aside, discarded, or lost")[2].partition("</table>")[0]
+    cells = page.partition("Messages that were set aside, opened again, discarded, or lost")[2].partition("</table>")[0]
     for cell in ("delays: flights/0", "6", "ValueError", "open"):
         assert f">{cell}</td>" in cells, cell
 

@@ -49,6 +49,12 @@ def test_it_shows_asks_opens_and_is_undone(
     undone = kafka("redo", "g", "--undo", str(file), "--yes")
     assert (undone.status, undone.out) == (0, "3 messages of group g count as done.\n")
     assert open_now(kafka) == ["1", "3", "6", "8"]
+    whose = kafka("who", "g", orders, 0)
+    assert "opened again (kafka-marshal redo):" in whose.out
+    assert whose.lines[-1].split("\t")[-1] == "3: 5, 7, 9"
+    (redone,) = kafka("who", "g", orders, 0, "--json").json["redone"]
+    assert redone["ranges"] == [[5, 5], [7, 7], [9, 9]]
+    assert redone["client"].startswith("admin-")
 
 
 def test_a_fenced_sink_is_rewound_by_a_saved_plan_before_it_is_opened(

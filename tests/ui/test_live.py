@@ -217,6 +217,38 @@ def test_a_message_that_was_set_aside_is_redriven_or_discarded_in_the_page(
     assert "it waits for its next try already" in planned["out"]
 
 
+def test_done_messages_are_done_again_from_a_time_that_is_marked_in_the_page(
+    served: Served, append: Append, data: str, browser: Browser, kafka: Command, kafka_bootstrap: str
+) -> None:
+    producer = Producer({"bootstrap.servers": kafka_bootstrap})
+    now = int(time.time() * 1000)
+    for age_s in (500, 400, 300):
+        producer.produce(data, b"value", b"customer-17", partition=2, timestamp=now - 1000 * age_s)
+    assert producer.flush(10) == 0
+    epoch = append(ClaimingPartition(*B, data, 2, LONG_MS))
+    append(Heartbeat(*B, data, 2, epoch, 2))
+    wait_until(lambda: served.ask("state?group=g")["topics"][0].get("nexts", [0] * 3)[2] == 3, 90)
+    page = browser.new_page(timezone_id="UTC")
+    page.set_default_timeout(30_000)
+    page.goto(f"{served.url}#group=g&p={data}:2&token={served.token}")
+    page.get_by_role("button", name="Compare from here").click()
+    page.get_by_role("button", name="End comparison").wait_for()
+    page.get_by_role("button", name=f"Redo of {data}/2").click()
+    marked = page.get_by_label("Done messages of this time")
+    assert len(marked.input_value().split("..")) == 2, "from … until, as marked on the time axis"
+    marked.fill("450s..350s")
+    page.get_by_role("button", name="Dry run").click()
+    page.get_by_text("all of it is done").wait_for()
+    page.get_by_role("button", name="Confirm").click()
+    page.get_by_text("Done.").last.wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_role("table", name="Open messages").get_by_role("button", name="1", exact=True).wait_for()
+    page.get_by_text("opens again 1").first.wait_for()
+    page.close()
+    (redone,) = kafka("who", "g", data, 2, "--json").json["redone"]
+    assert redone["ranges"] == [[1, 1]]
+
+
 def test_a_restart_reads_only_what_is_new(kafka: Command, append: Append, data: str, tmp_path: Path) -> None:
     def shown() -> tuple[Any, Any]:
         """Start the page, wait until the log is read, end it: what it says of the log, and of what happened."""

@@ -160,7 +160,18 @@ def test_a_redrive_and_a_discard_are_the_commands_of_one_message() -> None:
     assert words_of("discard", body, dry_run=False) == ["discard", "--yes", "--", GROUP, "orders:0:148"]
     with pytest.raises(ValueError, match="Nothing was changed"):
         words_of("discard", {**body, "offset": "148"}, dry_run=True)
-    assert {"redrive", "discard"} <= set(ACTIONS)
+    assert {"redrive", "discard", "redo"} <= set(ACTIONS)
+
+
+def test_a_redo_is_the_command_of_one_partition_or_of_topics() -> None:
+    body: dict[str, Any] = {"group": GROUP, "topic": DATA, "partition": 0, "time": "03:10..03:20"}
+    assert words_of("redo", body, dry_run=True) == ["redo", "--dry-run", "--time=03:10..03:20", "--", GROUP, "orders:0"]
+    body = {"group": GROUP, "topics": [DATA, "-x"], "time": "30m..10m", "key": "customer-7"}
+    words = ["redo", "--yes", "--time=30m..10m", "--key=customer-7", "--", GROUP, DATA, "-x"]
+    assert words_of("redo", body, dry_run=False) == words
+    for wrong in ({"topics": []}, {"topics": [7]}, {"topics": DATA}, {"time": ""}, {"key": 7}):
+        with pytest.raises(ValueError, match="Nothing was changed"):
+            words_of("redo", {**body, **wrong}, dry_run=True)
 
 
 def test_the_page_at_390_pixels_shows_who_has_what_and_one_message_on_a_click(scene: Scene, browser: Browser) -> None:

@@ -47,7 +47,7 @@ from rationalizer import route_group, route_lease
 from rationalizer.limits import MAX_PARTITION
 
 if TYPE_CHECKING:
-    from kafka_marshal.observe.ownership import Ownership, PieceOwnership
+    from kafka_marshal.observe.ownership import OpenedAgain, Ownership, PieceOwnership
     from kafka_marshal.observe.view import LiveView
     from kafka_marshal.ports import LogEntry
     from kafka_marshal.types import LeaseInfo, OpenMessages
@@ -567,6 +567,23 @@ def _spans() -> Rows[Span]:
     )
 
 
+_REDONE = Rows["OpenedAgain"](
+    Field("by", lambda x: x.client, Column("by", fold=True, least=8)),
+    Field("time", column=Column("at"), cell=lambda x: _moment(x.time)),
+    Field("offset", lambda x: x.offset, Column("log offset", right=True, from_width=60)),
+    Field("ranges", lambda x: _ranges_text(x.ranges), Column("messages", fold=True, least=16)),
+)
+
+#: The most ranges of a redo that are named one by one.
+_MOST_RANGES = 20
+
+
+def _ranges_text(ranges: list[tuple[int, int]]) -> str:
+    shown = [f"{first}" if first == last else f"{first}-{last}" for first, last in ranges[:_MOST_RANGES]]
+    more = [f"and {len(ranges) - _MOST_RANGES:,} ranges more"] if len(ranges) > _MOST_RANGES else []
+    return f"{sum(last - first + 1 for first, last in ranges):,}: {', '.join([*shown, *more])}"
+
+
 def _why_lost(options: Options, owned: Ownership) -> str:
     """Why its position is not in the topic that there is now; "": it is, or this can't be asked (*blocking*)."""
     from kafka_marshal.client.view import holdings
@@ -595,6 +612,10 @@ def _print_answer(owned: Ownership, lost: str) -> None:
         rows = _spans()
         columns = rows.columns if owned.in_parts else rows.columns[:-1]  # without the keys
         print_table(columns, [rows.cells(each)[: len(columns)] for each in owned.spans])
+        if owned.redone:
+            say()
+            say("Done messages that an operator opened again (kafka-marshal redo):")
+            print_table(_REDONE.columns, [_REDONE.cells(each) for each in owned.redone])
 
 
 def _answer(owned: Ownership) -> str:
@@ -647,6 +668,7 @@ def _ownership_json(owned: Ownership) -> dict[str, object]:
         "answer": answers[0] if answers else None,
         "answers": answers,
         "history": [span_json(each) for each in owned.spans],
+        "redone": [fields_of(each, "time offset client ranges") for each in owned.redone],
     }
 
 

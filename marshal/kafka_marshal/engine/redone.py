@@ -30,12 +30,10 @@ class RedoneMessages:
         if not (before or outcome.redoes):
             return None
         entries = [*message.done, *message.open, *((entry[0], entry[0]) for entry in message.parked)]
-        opened = range(len(message.done), len(message.done) + len(message.open))
-        for place, (entry, code) in enumerate(zip(entries, outcome.entries or (), strict=False)):
+        for entry, code in zip(entries, outcome.entries or (), strict=False):
             if code == codes.OK:
                 found = _without(found, entry[0], entry[1])
-                if outcome.redoes and place in opened:
-                    found = tuple(sorted([*found, (entry[0], entry[1])]))
+        found = tuple(sorted([*found, *outcome.redone]))
         self._of[key] = found
         if not found:
             del self._of[key]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_marshal.client.view import holdings
 from kafka_marshal.observe.meter import Standstills, silence_text
@@ -100,6 +100,17 @@ def done_by(lease: Lease, span: Span) -> int:
     return lease.progress.stable if span.lo == NO_KEY else lease.progress.floor([(span.lo, span.hi)])
 
 
+class OpenedAgain(NamedTuple):
+    """Done messages that an operator opened again (R2)."""
+
+    #: Log time (ms) and offset of the record, and its sender.
+    time: int
+    offset: int
+    client: str
+    #: The first and the last offset of each range.
+    ranges: list[tuple[int, int]]
+
+
 @dataclass(slots=True)
 class OwnershipAt:
     """The lease or piece at the requested moment."""
@@ -135,6 +146,7 @@ class Ownership:
     moments: list[OwnershipAt] = field(default_factory=list)
     world: World = field(init=False)
     owners: Owners = field(default_factory=Owners)
+    redone: list[OpenedAgain] = field(default_factory=list)
     shares: ShareSpans = field(init=False)
     #: Spans in which the log was silent.
     standstills: Standstills = field(default_factory=Standstills)
@@ -171,6 +183,10 @@ class Ownership:
             self.standstills.see(self.world, stamp)
             outcome = self.world.apply(offset, stamp, value)
             self._see(outcome)
+            if ranges := outcome.redone:
+                message = outcome.message
+                if (message.group_id, message.topic, message.partition) == self.key:
+                    self.redone.append(OpenedAgain(self.world.log_time, offset, message.client_id, ranges))
 
     def _see(self, outcome: Outcome) -> None:
         if (begun := self.owners.see(self.key, self.world, outcome)) is not None:

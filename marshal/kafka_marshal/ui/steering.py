@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-ACTIONS: Final = ("pause", "resume", "reposition", "evict", "drain", "redrive", "discard")
+ACTIONS: Final = ("pause", "resume", "reposition", "evict", "drain", "redrive", "discard", "redo")
 
 #: An older dry run is outdated (s).
 PLAN_LIVES_S: Final = 300.0
@@ -51,6 +51,16 @@ def _message(body: Mapping[str, Any]) -> str:
     return f"{_text(body, 'topic')}:{_partition(body)}:{offset}"
 
 
+def _places(body: Mapping[str, Any]) -> list[str]:
+    """One partition, or all those of some topics."""
+    if body.get("topic") is not None:
+        return [f"{_text(body, 'topic')}:{_partition(body)}"]
+    topics = body.get("topics")
+    if not isinstance(topics, list) or not topics:
+        raise ValueError(f"topics: a list of names is wanted, not {topics!r}. Nothing was changed.")
+    return [_text({"topics": each}, "topics") for each in topics]
+
+
 def words_of(action: str, body: Mapping[str, Any], *, dry_run: bool) -> list[str]:
     """The command's name, options and arguments for an action. Raises ValueError.
 
@@ -79,6 +89,9 @@ def words_of(action: str, body: Mapping[str, Any], *, dry_run: bool) -> list[str
             return ["redrive", *(["--dry-run"] if dry_run else []), "--", group, _message(body)]
         case "discard":
             return ["discard", *dry, "--", group, _message(body)]
+        case "redo":
+            key = [f"--key={_text(body, 'key')}"] if body.get("key") else []
+            return ["redo", *dry, f"--time={_text(body, 'time')}", *key, "--", group, *_places(body)]
         case _:
             raise ValueError(f"there is no action {action!r}; there are {', '.join(ACTIONS)}. Nothing was changed.")
 

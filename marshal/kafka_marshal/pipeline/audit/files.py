@@ -105,10 +105,11 @@ TABLES: Final[dict[str, pa.Schema]] = {
     # One row for each run of messages, first … last, that were open alike (H1), from the record that opened them to the
     # one that closed them. `client`, `instance`: who closed them, or took, opened or parked them last, operators aside;
     # `epoch` is null in coordinated groups. `tries`: as the log has them, before and after redrives. `reason`: of the
-    # last park. `ended`: done, discarded (by an operator), granted (at most once), repositioned, forgotten, lost, open.
+    # last park. `redone_by`: the operator who opened what was done (R2). `ended`: done, discarded (by an
+    # operator), granted (at most once), repositioned, forgotten, lost, open.
     "holes": _columns(
         f"{_LEASE}, first long, last long, key_hash long, {_HOLDER}, partition int, {_SPAN}, tries long, "
-        "parks long, redrives long, reason string, ended string"
+        "parks long, redrives long, redone_by string, reason string, ended string"
     ),
     # name: takeover_ms, handover_ms, restart_ms, unowned_ms, tenures, owners (each of one lease); accepted, rejected
     # (each of one CP and code). `count` items of `total` ms in all; the other three describe single items.

@@ -41,6 +41,8 @@ class OpenRun(NamedTuple):
     redrives: int = 0
     #: The last reason for which they were parked.
     why: str | None = None
+    #: The operator who opened them though they were done (R2); "": nobody.
+    redone_by: str = ""
 
     @property
     def is_free(self) -> bool:
@@ -100,7 +102,7 @@ def hole_row(key: LeaseKey, run: OpenRun, end: EndedRun | None) -> Row:
     begun = (None, None) if run.opened == BEFORE else (run.opened, run.opened_time)
     last = (None, None) if end is None else (end.until_offset, end.until)
     names = (*key, run.first, run.last, key_hash, run.client or None, run.instance or None, run.epoch)
-    counts = (run.tries + run.attempts, run.parks, run.redrives, run.why)
+    counts = (run.tries + run.attempts, run.parks, run.redrives, run.redone_by or None, run.why)
     return (*names, *begun, *last, *counts, "open" if end is None else end.ended)
 
 
@@ -123,6 +125,7 @@ def with_history(run: OpenRun, before: Sequence[OpenRun]) -> Iterator[OpenRun]:
                 parks=was.parks + part.parks,
                 redrives=was.redrives + part.redrives,
                 why=part.why or was.why,
+                redone_by=was.redone_by,
             )
         yield part
 
@@ -216,6 +219,7 @@ class HoleObserver:
                         Breach.OUT_OF_REACH, key, f"{by} opened the offsets {low} … {high}, which {why} (H3, R2)"
                     )
                 run = OpenRun(low, high, NO_OWNER, at[0], attempts, key_hash, reason, *at)
+                run = run._replace(redone_by=by.client if is_again else "")
             else:
                 if not by.reaches(was, seen):
                     self._out_of_reach(key, by, "parked" if reason else "opened", was)

@@ -391,7 +391,8 @@ def _add_tenures(report: ReportPage, tenures: Sequence[_Row]) -> None:
 
 def _add_set_aside(report: ReportPage, holes: ds.Dataset, wanted: pc.Expression | None) -> None:
     """Open messages that an operator or a reposition had to do with, or that are lost; batches as such are too many."""
-    unusual = (pc.field("parks") > 0) | pc.field("ended").isin(["discarded", "repositioned", "forgotten", "lost"])
+    unusual = pc.field("ended").isin(["discarded", "repositioned", "forgotten", "lost"])
+    unusual = unusual | (pc.field("parks") > 0) | pc.field("redone_by").is_valid()
     found = holes.to_table(filter=unusual if wanted is None else unusual & wanted)
     if not found.num_rows:
         return
@@ -402,12 +403,16 @@ def _add_set_aside(report: ReportPage, holes: ds.Dataset, wanted: pc.Expression 
         ("offsets", _offsets, False),
         *((name, name, True) for name in ("tries", "parks", "redrives")),
         ("reason", lambda row: row["reason"] or "–", False),
+        ("opened again by", lambda row: row["redone_by"] or "–", False),
         ("last had by", lambda row: row["client"] or "–", False),
         ("now", "ended", False),
     )
     newest = found.sort_by([("from_time", "descending"), ("first", "ascending")]).slice(0, _MOST_ROWS)
-    _add_table(report, "Messages that were set aside, discarded, or lost", columns, newest.to_pylist())
-    report.note("The newest first. Tries are those that the log has; done: settled later by a worker, after a redrive.")
+    _add_table(report, "Messages that were set aside, opened again, discarded, or lost", columns, newest.to_pylist())
+    report.note(
+        "The newest first. Tries are those that the log has; done: settled later by a worker, after a redrive. Opened "
+        "again by: they were done, and an operator had them done again (kafka-marshal redo)."
+    )
     _add_left(report, found.num_rows, "holes")
 
 

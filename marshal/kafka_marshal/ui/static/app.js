@@ -166,7 +166,8 @@ function App() {
           <${Lists} group=${group} at=${view.at} tab=${view.tab || "all"} state=${state} news=${news} go=${go} />
         </section>
         <aside>
-          ${log.steering && html`<div class="panel"><h2>Steering</h2><${SteerBar} actions=${log.steering} group=${group} selected=${selected} owner=${owner && owner.client} onWish=${setWish} /></div>`}
+          ${log.steering && html`<div class="panel"><h2>Steering</h2><${SteerBar} actions=${log.steering} group=${group} topics=${state ? state.topics.map((each) => each.topic) : []}
+            selected=${selected} owner=${owner && owner.client} marked=${markedRange(diff, moment, log)} onWish=${setWish} /></div>`}
           <${Detail} group=${group} at=${view.at} selected=${selected} owner=${owner} news=${news} setMoment=${setMoment} go=${go} payloads=${log.payloads}
             now=${log.live ? `${figures ? figures.now : ""} ${steered}` : null} steer=${log.steering && token() ? setWish : null} />
           ${diff && html`<${Diff} diff=${diff} go=${go} />`}
@@ -184,6 +185,13 @@ function timeOf(at, state) {
   const time = /^[0-9]+:[0-9]+$/.test(at) ? NaN : Date.parse(at);
   if (!Number.isNaN(time)) return time;
   return state && !state.live ? state.at.time : null;
+}
+
+// The times between the moments that are compared, as the command takes them.
+function markedRange(diff, moment, log) {
+  if (!diff || !diff.from) return "";
+  const [first, last] = [diff.from.time, moment === null ? log.end : moment].sort((a, b) => a - b);
+  return `${iso(first)}..${iso(last)}`;
 }
 
 const counted = (amount, one) => `${amount.toLocaleString("en")} ${one}${amount === 1 ? "" : "s"}`;

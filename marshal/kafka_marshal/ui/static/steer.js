@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 import { ask, send, token } from "./api.js";
 
-const TITLES = { pause: "Pause", resume: "Resume", reposition: "Move positions", evict: "Evict", drain: "Drain", redrive: "Redrive", discard: "Discard" };
+const TITLES = { pause: "Pause", resume: "Resume", reposition: "Move positions", evict: "Evict", drain: "Drain", redrive: "Redrive", discard: "Discard", redo: "Redo" };
 const FIELDS = {
   pause: [["expires", "For how long, at most (5m, 90s, 1h)", "5m"]],
   resume: [],
@@ -12,9 +12,11 @@ const FIELDS = {
   drain: [],
   redrive: [],
   discard: [],
+  redo: [["time", "Done messages of this time, from..until (03:10..03:20, 30m..10m)", ""], ["key", "Only with this key (empty: all)", ""]],
 };
+const OPTIONAL = ["key"];
 
-// wish: {action, group, topic?, partition?, offset?, member?}
+// wish: {action, group, topic?, partition?, offset?, member?, topics?, time?}
 export function Steer({ wish, onClose }) {
   const dialog = useRef(null);
   const [values, setValues] = useState({});
@@ -25,7 +27,7 @@ export function Steer({ wish, onClose }) {
   const [busy, setBusy] = useState(false);
   useEffect(() => {
     if (!wish) return;
-    setValues(Object.fromEntries(FIELDS[wish.action].map(([name, , value]) => [name, value])));
+    setValues(Object.fromEntries(FIELDS[wish.action].map(([name, , value]) => [name, wish[name] || value])));
     setPlan(null);
     setJob(null);
     setForce(false);
@@ -68,7 +70,7 @@ export function Steer({ wish, onClose }) {
       <h2 id="steer-title">${TITLES[wish.action]}: ${wish.group}, ${about}</h2>
       ${!job &&
       html`${FIELDS[wish.action].map(
-          ([name, label]) => html`<label>${label}<input type="text" required value=${values[name]} onInput=${change(name)} /></label>`,
+          ([name, label]) => html`<label>${label}<input type="text" required=${!OPTIONAL.includes(name)} value=${values[name]} onInput=${change(name)} /></label>`,
         )}
         ${["evict", "reposition"].includes(wish.action) &&
         html`<label><input type="checkbox" checked=${force} onChange=${(event) => { setForce(event.target.checked); setPlan(null); }} />${" "}
@@ -89,7 +91,8 @@ export function Steer({ wish, onClose }) {
   </dialog>`;
 }
 
-export function SteerBar({ actions, group, selected, owner, onWish }) {
+// marked: the range of the time axis between the moments that are compared, as from..until; "": none.
+export function SteerBar({ actions, group, topics, selected, owner, marked, onWish }) {
   if (!actions) return null;
   if (!token()) {
     return html`<p class="quiet">Steering needs the whole address that <code>kafka-marshal ui</code> printed, with its token.</p>`;
@@ -100,6 +103,7 @@ export function SteerBar({ actions, group, selected, owner, onWish }) {
     ${button("Move positions …", { action: "reposition" })}
     ${selected && button(`Move ${selected.topic}/${selected.partition} …`, { action: "reposition", ...selected })}
     ${selected && owner && button(`Evict from ${selected.topic}/${selected.partition} …`, { action: "evict", ...selected })}
+    ${button(`Redo ${selected ? `of ${selected.topic}/${selected.partition} ` : ""}…`, { action: "redo", time: marked, ...(selected || { topics }) })}
     ${owner && button(`Drain ${owner} …`, { action: "drain", member: owner })}
     ${owner && button(`Evict ${owner} …`, { action: "evict", member: owner })}
   </div>`;
