@@ -567,7 +567,7 @@ def _spans() -> Rows[Span]:
     )
 
 
-_REDONE = Rows["OpenedAgain"](
+_REDONE: Rows[OpenedAgain] = Rows(
     Field("by", lambda x: x.client, Column("by", fold=True, least=8)),
     Field("time", column=Column("at"), cell=lambda x: _moment(x.time)),
     Field("offset", lambda x: x.offset, Column("log offset", right=True, from_width=60)),
