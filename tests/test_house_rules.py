@@ -155,20 +155,20 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "admin": (18, 7_359),
     "archive": (3, 815),
     "checkpoints": (3, 623),
-    "cli": (27, 8_804),
+    "cli": (27, 8_826),
     "client": (36, 12_577),
-    "engine": (61, 19_113),
+    "engine": (61, 19_111),
     "kafka_marshal": (14, 2_872),
     "metrics": (6, 1_624),
     "node": (17, 4_521),
-    "observe": (18, 6_271),
-    "pipeline": (21, 8_063),
-    "rationalizer": (42, 10_203),
+    "observe": (18, 6_287),
+    "pipeline": (21, 8_073),
+    "rationalizer": (42, 10_212),
     "runner": (4, 650),
     "sinks": (9, 3_763),
     "snapshots": (5, 1_026),
     "testing": (41, 11_948),
-    "ui": (10, 4_344),
+    "ui": (10, 4_357),
     "watchdog": (3, 938),
 }
 
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (357, 111_123)
+MOST_OF_ALL = (357, 111_191)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
