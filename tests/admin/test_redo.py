@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path as File
@@ -38,6 +39,23 @@ def offsets(spans: tuple[RedoSpan, ...]) -> list[int]:
 
 def plan_of(place: Place, span: Any = None, **more: Any) -> RedoPlan:
     return place.admin.plan_redo(GROUP, {(DATA, 0): span}, **more)
+
+
+def try_again(place: Place, offsets: Iterable[int], attempts: int = 1) -> None:
+    """Their owner has them wait for their next try."""
+    place.settle(opened=tuple((at, at, place.hash_of(at), attempts) for at in sorted(offsets)))
+
+
+def stop_at(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator is killed there."""
+    left = [steps]
+
+    def count() -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise StoppedError
+
+    monkeypatch.setattr(redo, "passed", count)
 
 
 def opened(place: Place) -> set[int]:
@@ -113,15 +131,9 @@ def test_killed_anywhere_it_is_carried_on_from_its_file(
     place: Place, steps: int, tmp_path: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each message is opened once, though the records are appended again."""
-    path, left = tmp_path / "plan.json", [steps]
-
-    def count() -> None:
-        left[0] -= 1
-        if not left[0]:
-            raise StoppedError
-
+    path = tmp_path / "plan.json"
     monkeypatch.setattr(redo._Redo, "_wait_for_room", lambda *_: None)  # its owner settles only below
-    monkeypatch.setattr(redo, "passed", count)
+    stop_at(steps, monkeypatch)
     with pytest.raises(StoppedError):
         place.admin.redo(plan_of(place, (12, 19)), path=path, rate=4)
     was = opened(place)
@@ -153,6 +165,59 @@ def test_undone_what_is_still_open_counts_as_done(place: Place, tmp_path: File) 
     assert [offset for _, _, offset in found.messages] == list(range(14, 20))
     assert opened(place) == set()
     assert set(place.holes()) == OPEN
+
+
+def test_undone_what_waits_for_its_next_try_since_counts_as_done_and_what_is_set_aside_stays(place: Place) -> None:
+    """The mended release fails, too: its owner has opened them again, with attempts."""
+    plan = place.admin.redo(plan_of(place, (12, 19))).plan
+    place.settle(done=((12, 12),))
+    try_again(place, range(13, 17), 3)
+    place.park({17: "ValueError"})
+    found = place.admin.undo_redo(plan)
+    assert [offset for _, _, offset in found.messages] == [13, 14, 15, 16, 18, 19]
+    assert opened(place) == {17}
+
+
+def test_of_what_was_opened_by_another_meanwhile_nothing_is_undone(place: Place) -> None:
+    ours = place.admin.redo(plan_of(place, (12, 15))).plan
+    place.settle(done=((13, 15),))
+    try_again(place, [12])
+    place.admin.redo(plan_of(place, (14, 15)))
+    try_again(place, [15])
+    found = place.admin.undo_redo(ours)
+    assert [offset for _, _, offset in found.messages] == [12]
+    assert opened(place) == {14, 15}
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_undone_after_a_kill_the_record_whose_answer_is_missing_counts(
+    place: Place, steps: int, tmp_path: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before the record was appended, or before its answer was saved."""
+    path = tmp_path / "plan.json"
+    stop_at(steps, monkeypatch)
+    with pytest.raises(StoppedError):
+        place.admin.redo(plan_of(place, (12, 19)), path=path)
+    was = opened(place)
+    assert was == (set(range(12, 20)) if steps == 2 else set())
+    plan = RedoPlan.read(path)
+    assert [each.offset for each in plan.records] == [None]
+    assert {offset for _, _, offset in place.admin.undo_redo(plan).messages} == was
+    assert opened(place) == set()
+
+
+def test_what_fails_again_counts_as_open_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redo, "STILL_S", 0.5)
+    seen: list[set[int]] = []
+
+    def fail() -> None:
+        seen.append(opened(place))
+        try_again(place, seen[-1])
+
+    monkeypatch.setattr(redo, "passed", fail)
+    with pytest.raises(AdminError, match="no member has worked off any of 4 messages"):
+        place.admin.redo(plan_of(place, (12, 19)), rate=4)
+    assert seen[-1] == opened(place) == {12, 13, 14, 15}
 
 
 def test_no_more_are_open_at_once_than_the_rate_says(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

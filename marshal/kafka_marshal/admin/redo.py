@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from shlex import quote
 from typing import Any, Final, NamedTuple, Self
@@ -292,6 +294,10 @@ class GroupRedo(AdminBase):
         plan.check(plan.group, self.topic)
 
         def undo(session: Session) -> Settled:
+            for record in [each for each in plan.records if each.offset is None]:
+                with session.locked():
+                    end = session.worlds[_cp(session, record.key)].next_offset
+                record.offset = _copy_of(session, plan, record, end)
             with session.locked():
                 places = tuple(_still_open(session, plan))
             return settle_places(session, "discard", places, dry_run=dry_run)
@@ -472,13 +478,45 @@ passed: Callable[[], None] = lambda: None  # noqa: E731
 
 
 def _still_open(session: Session, plan: RedoPlan) -> Iterator[Place]:
-    """What is still open of what its records opened; the lock is held."""
-    since = {(each.key, each.offset) for each in plan.records if each.offset is not None}
-    for key in sorted({key for key, _ in since}):
+    """What is still open of what its records opened, and not set aside; the lock is held."""
+    records = [each for each in plan.records if each.offset is not None]
+    for key in sorted({each.key for each in records}):
         progress = session.progress(key)
-        for hole in [] if progress is None else progress.open:
-            if (key, hole.since) in since:
-                yield from ((*key, offset) for offset in range(hole.first, hole.last + 1))
+        if progress is None:
+            continue
+        ours = {each.offset for each in records if each.key == key}
+        spans = sorted(span[:2] for each in records if each.key == key for span in each.spans)
+        for hole in progress.open:
+            # Its owner changes `since`, too, by another try or a batch; another operator opens only what is done.
+            is_ours = hole.since in ours or hole.since < progress.again or progress.again in ours
+            if hole.is_parked or not is_ours:
+                continue
+            at = max(0, bisect_right(spans, hole.first, key=itemgetter(0)) - 1)
+            while at < len(spans) and spans[at][0] <= hole.last:
+                within = range(max(spans[at][0], hole.first), min(spans[at][1], hole.last) + 1)
+                yield from ((*key, offset) for offset in within)
+                at += 1
+
+
+def _cp(session: Session, key: TopicPartition) -> int:
+    count = len(session.worlds)
+    return route_lease(*key, count) if session.kind() == "claimed" else route_group(session.group_id, count)
+
+
+def _copy_of(session: Session, plan: RedoPlan, written: _Written, before: int) -> int | None:
+    """The offset of an earlier copy of a record, from before an interruption, that was accepted; None: none was."""
+    wanted = plan.group, *written.key
+    with session.locked():
+        progress = session.progress(written.key)
+        again = -1 if progress is None else progress.again
+        place = plan.log, _cp(session, written.key)
+    reads = read_at(session.cluster, {place: range(written.seen, before)}, _redo_in, LOOKUP_TIMEOUT_S)
+    for (_, _, offset), found in sorted(reads.found.items()):
+        if found is not None and found[:3] == wanted:
+            # Another's came first, so ours is behind it; or a new position did (R1), and this opened nothing.
+            is_ours = found[3:] == (written.seen, tuple((*span, 0) for span in written.spans))
+            return offset if is_ours and again >= offset else None
+    return None
 
 
 class _Redo:
@@ -507,7 +545,7 @@ class _Redo:
             for key, spans in chunks:
                 self._wait_for_room(sum(span.last - span.first + 1 for span in spans))
                 with self._session.locked():
-                    seen = self._session.worlds[self._cp(key)].next_offset
+                    seen = self._session.worlds[_cp(self._session, key)].next_offset
                 record = _Written(*key, seen, tuple(spans))
                 self._plan.records.append(record)
                 self._save()
@@ -518,11 +556,6 @@ class _Redo:
     def _save(self) -> None:
         if self._path is not None:
             self._plan.write(self._path)
-
-    def _cp(self, key: TopicPartition) -> int:
-        worlds = self._session.worlds
-        is_claimed = self._session.kind() == "claimed"
-        return route_lease(*key, len(worlds)) if is_claimed else route_group(self._plan.group, len(worlds))
 
     def _chunks(self) -> Iterator[tuple[TopicPartition, list[RedoSpan]]]:
         """The next record of each partition: as many messages as may be open at once."""
@@ -566,7 +599,7 @@ class _Redo:
             record = SettlingMessages(*session.ids, *key, None, written.seen, open=opened, redo=True)
         else:
             record = SettleOffsets(*session.ids, "", 0, written.seen, *key, open=opened, redo=True)
-        (asked,) = session.ask((self._cp(key), record))
+        (asked,) = session.ask((_cp(session, key), record))
         passed()
         if asked.outcome is None or asked.outcome.entries is None:
             why = "did not show the record in time" if asked.outcome is None else f"refused it ({asked.outcome.code})"
@@ -575,8 +608,10 @@ class _Redo:
                 "opened before that. Carry on from the plan's file: nothing is opened twice"
             )
         entries = asked.outcome.entries
-        if codes.OK not in entries and codes.FENCED in entries and (earlier := self._copy_of(written, asked.offset)):
-            asked.offset, entries = earlier, (codes.OK,) * len(entries)
+        if codes.OK not in entries and codes.FENCED in entries:
+            earlier = _copy_of(session, self._plan, written, asked.offset)
+            if earlier is not None:
+                asked.offset, entries = earlier, (codes.OK,) * len(entries)
         refused = [(span, code) for span, code in zip(written.spans, entries, strict=True) if code != codes.OK]
         written.offset = asked.offset
         written.spans = tuple(span for span, code in zip(written.spans, entries, strict=True) if code == codes.OK)
@@ -608,21 +643,6 @@ class _Redo:
                 each if len(kept) == len(each.spans) else replace(each, spans=tuple(kept), messages=messages)
             )
         self._plan.partitions = tuple(partitions)
-
-    def _copy_of(self, written: _Written, before: int) -> int | None:
-        """The offset of an earlier copy of a record, from before an interruption, that was accepted; None: none was."""
-        log, cp = self._plan.log, self._cp(written.key)
-        with self._session.locked():
-            progress = self._session.progress(written.key)
-            again = -1 if progress is None else progress.again
-        reads = read_at(self._session.cluster, {(log, cp): range(written.seen, before)}, _redo_in, LOOKUP_TIMEOUT_S)
-        wanted = self._plan.group, *written.key
-        for (_, _, offset), found in sorted(reads.found.items()):
-            if found is not None and found[:3] == wanted:
-                # Another's came first, so ours is behind it; or a new position did (R1), and this opened nothing.
-                is_ours = found[3:] == (written.seen, tuple((*span, 0) for span in written.spans))
-                return offset if is_ours and again >= offset else None
-        return None
 
 
 def _redo_in(message: Any) -> tuple[object, ...] | None:
