@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Hundreds of processes import the package in the tests: without bytecode each compiles it anew, for most of a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak transactions checkpoints freezes keeping sinks sharers sharing reads parks modes mutants check lint format types layers bench bench-pair race profile
+.PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak transactions checkpoints freezes keeping sinks sharers sharing reads parks redos modes mutants check lint format types layers bench bench-pair race profile
 .PHONY: docs tables demo demo-plain dist dist-compiled clean distclean spark
 
 help: ## this list
@@ -108,6 +108,9 @@ sharing: setup ## 1,000,000 messages by 8 members that share 4 partitions and ar
 parks: setup ## a claimed and a coordinated group that set messages aside, with every fault, then three stories of outages; SEED=, MINUTES=, ARGS=
 	for story in faults third all away; do \
 	  $(PY) -m tests.campaigns parks --story $$story --seed $(or $(SEED),1) --minutes $(or $(MINUTES),5) $(ARGS) || exit 1; done
+
+redos: setup ## done messages again into fenced sinks, with 150 kills and 40 redos: each row once more for each; SEED=, ARGS='--minutes 15 --on postgres'
+	$(PY) -m tests.campaigns redos $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 modes: setup ## the mode of a live group changed, and its kind, while workers are killed and stopped: none lost, in order, in one hand; SEED=, ARGS='--seeds 5 --gentle'
 	$(PY) -m tests.campaigns modes $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -28,6 +28,7 @@ STORIES = {
     "modes": "modes.story",
     "parks": "parks.story",
     "reads": "reads.story",
+    "redos": "redos.story",
     "sharing": "sharing.story",
     "sinks": "sinks.story",
     "soak": "soak",

@@ -9,7 +9,7 @@ from contextlib import closing
 
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.node.replica import Replica
-from rationalizer import Progress, SettleOffsets, SettlingMessages
+from rationalizer import Progress, SettleOffsets, SettlingMessages, codes
 from rationalizer.outcome import Outcome
 
 #: The reason of what an operator has set aside: its handler may end it all the same.
@@ -25,6 +25,8 @@ class OpenLog:
         #: Group → (partition, offset) → how often it was set aside, and freed by an operator.
         self.parks: dict[str, Counter[Place]] = defaultdict(Counter)
         self.redrives: dict[str, Counter[Place]] = defaultdict(Counter)
+        #: How often each that was done was opened, or asked for while it was open (R2).
+        self.redone: dict[str, Counter[Place]] = defaultdict(Counter)
         self._reasons: dict[tuple[str, Place], str] = {}
         self._violations: dict[str, list[str]] = defaultdict(list)
         with closing(KafkaCluster(bootstrap)) as cluster:
@@ -42,6 +44,10 @@ class OpenLog:
         message = outcome.record
         if not outcome.accepted or not isinstance(message, SettlingMessages | SettleOffsets):
             return
+        if message.redo and outcome.entries is not None:
+            for (first, last, *_), code in zip(message.open, outcome.entries, strict=True):
+                for at in range(first, last + 1):
+                    self.redone[message.group_id][message.partition, at] += code == codes.OK
         progress = self._progress(cp, message)
         holes = None if progress is None else progress.holes
         spans = [*message.done, *((first, last) for first, last, *_ in message.open)]

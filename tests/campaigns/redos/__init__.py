@@ -1,0 +1,1 @@
+"""Done messages again, into fenced sinks, with every fault: an exact account of each row."""
