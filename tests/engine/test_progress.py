@@ -272,6 +272,31 @@ def test_h1_an_open_message_between_those_of_a_run_is_done_in_one_call_with_them
     assert tracker.done.stable == 3
 
 
+@pytest.mark.parametrize("is_in_lanes", [True, False])
+@pytest.mark.parametrize("at", [0, 1])
+def test_r2_a_message_of_a_run_comes_again_while_others_of_it_are_in_flight(is_in_lanes: bool, at: int) -> None:
+    """It was done, and an operator opened it again: it is the run's first, or what stays of a split begins there."""
+    tracker: Tracker[Lease] = Tracker(-1, [])
+    messages: list[Message] = [FakeMessage(("t", 0), offset) for offset in range(4)]
+    around, again = Run(Lease(), messages, 0, False, 0.0), FakeMessage(("t", 0), at)
+    opened = Run(Lease(), [again], at, False, 0.0)
+    opened.is_open = True
+    if is_in_lanes:
+        around.into_lanes()
+        opened.into_lanes()
+    tracker.hand_out(around)
+    assert tracker.mark(messages[at : at + 1]) == []
+    tracker.hand_out(opened)
+    assert [at for _, at in tracker.split(around, messages[:at])] == [0] * at
+    assert tracker.has(opened)
+    assert tracker.open_from() == 4 * (1 - at)
+    assert tracker.run_at(at) is opened
+    assert tracker.mark([*messages[at + 1 :], again]) == []
+    assert tracker.mark([again]) == [again]
+    assert (tracker.runs, tracker.in_hand, tracker.open_from()) == ({}, 0, 4 * (1 - at))
+    assert tracker.done.ranges == ([(1, 3)] if at else [])
+
+
 # -- Memory limits; one message is always allowed -----------------------------------------------------------------
 
 

@@ -45,9 +45,10 @@ FORMS = ("offsets", "keys", "times", "messages")
 class Options(Settings):
     """What a campaign is like."""
 
-    #: Until so much has happened, but no longer than that.
+    #: Until all of this has happened, but no longer than that (s).
     kills: int = 150
     redos: int = 40
+    hi_ms: int = 1_000
     most_s: float = 900.0
     #: Messages in a second, in all partitions.
     rate: float = 60.0
@@ -230,7 +231,7 @@ class Redos(Campaign[Options]):
                 return
 
     def _carry_out(self, group: Group, redo: Redo) -> bool:
-        """Whether all of it is opened, by an operator in a process of its own."""
+        """Whether all of it is opened, by an operator's process."""
         job = {
             "bootstrap": self.bootstrap,
             "log": self.log,

@@ -379,7 +379,7 @@ class Run(Generic[A]):
         return start, offset_of(self.messages[last])
 
 
-def first_in_hand(runs: Mapping[int, Run[A]]) -> tuple[int, bytes | str | None] | None:
+def first_in_hand(runs: Mapping[float, Run[A]]) -> tuple[int, bytes | str | None] | None:
     """Offset and key of the first message in flight (of a range: no key); None: there is none. Any thread may ask."""
     run = min(list(runs.values()), key=lambda run: run.first, default=None)
     if run is None or not run.messages:

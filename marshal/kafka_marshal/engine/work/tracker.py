@@ -72,6 +72,9 @@ def that_fit(new: list[tuple[int, int]], known: Sequence[tuple[int, int]], most:
 
 A = TypeVar("A", bound=Counted)
 
+#: An open message may be the first of a run in flight, which has it done: then it stands this far behind that one.
+BESIDE = 0.5
+
 
 class Tracker(Generic[A]):
     """Follows the messages of one assignment from hand-out to done."""
@@ -84,8 +87,8 @@ class Tracker(Generic[A]):
             self.done.through(stable)
         if ranges:
             self.done.commit(list(ranges), MAX_OFFSET)
-        #: Runs in flight by first offset, in the order in which they were handed out.
-        self.runs: dict[int, Run[A]] = {}
+        #: Runs in flight by first offset (or BESIDE it), in the order in which they were handed out.
+        self.runs: dict[float, Run[A]] = {}
         #: The only counter of messages that are done; counts each message once.
         self.moved: MessageTotals = moved or MessageTotals()
         #: moved.done at the start, plus messages handed out since, less those that came back.
@@ -125,13 +128,17 @@ class Tracker(Generic[A]):
 
     def has(self, run: Run[A]) -> bool:
         """Whether this run is in flight: neither done as a whole, nor taken back."""
-        return self.runs.get(run.first) is run
+        return self._place(run) is not None
+
+    def _place(self, run: Run[A]) -> float | None:
+        return next((at for at in (run.first, run.first + BESIDE) if self.runs.get(at) is run), None)
 
     def _take_back(self, run: Run[A]) -> bool:
         """Remove a run from those in flight. False: it was not in flight."""
-        if not self.has(run):
+        place = self._place(run)
+        if place is None:
             return False
-        del self.runs[run.first]
+        del self.runs[place]
         if not run.is_open:
             del self._firsts[bisect_left(self._firsts, run.first)]
         self._iterating -= run.iterating
@@ -145,7 +152,7 @@ class Tracker(Generic[A]):
         for message in messages:
             offset = offset_of(message)
             # An open message, a run by itself, may lie between the messages of the run before.
-            if run is None or not run.first <= offset <= run.last or offset in self.runs:
+            if run is None or not run.first <= offset <= run.last or self._open_at(offset):
                 run = self.run_at(offset)
             index = None if run is None or run.iterating else run.index(offset)
             if run is None or index is None or run.messages[index] is not message or run.marks[index]:
@@ -186,13 +193,24 @@ class Tracker(Generic[A]):
         self._add(rest)
 
     def _add(self, piece: Run[A]) -> None:
+        if piece.is_open:
+            self.runs[piece.first + BESIDE if piece.first in self.runs else piece.first] = piece
+            return
+        if piece.first in self.runs:
+            self.runs[piece.first + BESIDE] = self.runs.pop(piece.first)
         self.runs[piece.first] = piece
-        if not piece.is_open:
-            insort(self._firsts, piece.first)
+        insort(self._firsts, piece.first)
+
+    def _open_at(self, offset: int) -> Run[A] | None:
+        """The run in flight of this open message alone; None: there is none."""
+        for at in (offset, offset + BESIDE):
+            if (run := self.runs.get(at)) is not None and run.is_open:
+                return run
+        return None
 
     def run_at(self, offset: int) -> Run[A] | None:
         """The run in flight that may have this offset; None: there is none."""
-        if (run := self.runs.get(offset)) is not None and run.is_open:
+        if (run := self._open_at(offset)) is not None:
             return run
         place = bisect_right(self._firsts, offset)
         return self.runs[self._firsts[place - 1]] if place else None
