@@ -547,3 +547,19 @@ def test_one_row_is_read_to_find_the_one_before_an_offset(database: str) -> None
         found = psycopg.ClientCursor(connection).execute(sql, ("g", "t", 0, 9_000)).fetchall()
     ((plan,),) = found
     assert plan[0]["Plan"]["Plans"][0]["Actual Rows"] == 1, plan
+
+
+def test_a_transaction_that_a_thread_still_refers_to_disturbs_no_later_one(kind: Kind) -> None:
+    """They have one connection after the other, and the same statement."""
+    sink = kind.sink()
+    values = {"sqlite": "json_each({})", "postgres": "json_array_elements_text({}::json)"}[kind.name].format(kind.mark)
+    sql = f"INSERT INTO results SELECT CAST(value AS bigint), 'x' FROM {values} RETURNING offset_"
+    with sink.record(message(0), group_id="group", epoch=7, kind="claimed") as before:
+        before.executemany(sql, [("[]",)])
+    with sink.record(message(1), group_id="group", epoch=7, kind="claimed") as tx:
+        cursor = tx.execute(sql, ("[1, 2, 3]",))
+        found = [cursor.fetchone()]
+        del before
+        found += cursor.fetchall()
+    assert found == [(1,), (2,), (3,)]
+    assert kind.rows() == [(1, "x"), (2, "x"), (3, "x")]

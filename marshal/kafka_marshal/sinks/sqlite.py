@@ -71,8 +71,15 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
         return str(self._path)
 
     def _connect(self) -> sqlite3.Connection:
-        # The sink begins and ends transactions, and a thread may use what another has opened.
-        return sqlite3.connect(self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False)
+        # The sink begins and ends transactions, and a thread may use what another has opened. No cursors share a
+        # statement: a program's may be closed in its thread while the next one's runs in another, and would reset it.
+        return sqlite3.connect(
+            self._path,
+            timeout=self._busy_timeout_s,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=0,
+        )
 
     def _disconnect(self, connection: sqlite3.Connection) -> None:
         connection.close()

@@ -152,7 +152,7 @@ class Tracker(Generic[A]):
         for message in messages:
             offset = offset_of(message)
             # An open message, a run by itself, may lie between the messages of the run before.
-            if run is None or not run.first <= offset <= run.last or self._open_at(offset):
+            if run is None or not run.first <= offset <= run.last or offset in self.runs:
                 run = self.run_at(offset)
             index = None if run is None or run.iterating else run.index(offset)
             if run is None or index is None or run.messages[index] is not message or run.marks[index]:
