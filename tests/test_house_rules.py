@@ -152,12 +152,12 @@ def test_no_function_is_too_long() -> None:
 #: names the price of a feature raises it.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (19, 5_609),
-    "admin": (18, 7_359),
+    "admin": (18, 7_379),
     "archive": (3, 815),
     "checkpoints": (3, 623),
     "cli": (27, 8_826),
     "client": (36, 12_577),
-    "engine": (61, 19_111),
+    "engine": (61, 19_129),
     "kafka_marshal": (14, 2_872),
     "metrics": (6, 1_624),
     "node": (17, 4_521),
@@ -165,7 +165,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "pipeline": (21, 8_073),
     "rationalizer": (42, 10_212),
     "runner": (4, 650),
-    "sinks": (9, 3_763),
+    "sinks": (9, 3_770),
     "snapshots": (5, 1_026),
     "testing": (41, 11_948),
     "ui": (10, 4_357),
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (357, 111_191)
+MOST_OF_ALL = (357, 111_236)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -498,7 +498,7 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.work.lanes.Lanes": (49, 26),
     "kafka_marshal.engine.work.positions.Positions": (30, 9),
     "kafka_marshal.engine.work.run.Run": (29, 24),
-    "kafka_marshal.engine.work.tracker.Tracker": (28, 10),
+    "kafka_marshal.engine.work.tracker.Tracker": (30, 10),
     "kafka_marshal.node.replica.Replica": (25, 17),
     "kafka_marshal.testing.simulation.checks.Checks": (33, 16),
     "kafka_marshal.testing.simulation.member_invariants.MemberInvariants": (25, 20),
