@@ -15,8 +15,9 @@ import pytest
 from kafka_marshal import Admin, Group, Marshal
 from kafka_marshal.admin import redo
 from kafka_marshal.admin.redo import RedoPlan, RedoSpan
+from kafka_marshal.engine.work.topic_mark import KAFKA_COUNTS
 from kafka_marshal.errors import AdminError, ConfigurationError
-from rationalizer import Upgrade
+from rationalizer import ClaimingPartition, CommitEntry, CommitRanges, Upgrade, route_lease
 from tests.admin.test_open_messages import CPS, DATA, GROUP, MESSAGES, PARKED, WAITING, Place, key_of
 from tests.broker.helpers import eventually
 
@@ -85,6 +86,31 @@ def test_what_is_not_done_yet_is_not_opened(place: Place) -> None:
     done = place.admin.redo(plan_of(place))
     assert (done.opened, dict(done.left)) == (len(DONE), {})
     assert opened(place) == set(DONE)
+
+
+IN_TRANSACTIONS = ((KAFKA_COUNTS, KAFKA_COUNTS),)
+
+
+def refuses_transactions(place: Place) -> None:
+    with pytest.raises(AdminError, match=r"processes in transactions.*release-group \w+ --partition orders:0=OFFSET"):
+        plan_of(place)
+    assert list(place.written()) == []
+
+
+def test_a_group_that_processes_in_transactions_is_refused(place: Place) -> None:
+    if place.kind == "claimed":
+        place.append(CommitRanges(*place.ids, DATA, 0, place.epoch, IN_TRANSACTIONS), place.cp)
+    else:
+        place.fleet.commit("w1", place.generation, CommitEntry(DATA, 0, ranges=IN_TRANSACTIONS))
+    refuses_transactions(place)
+
+
+def test_it_is_refused_where_a_position_was_set_and_other_partitions_say_so() -> None:
+    """The position has taken the partition's mark away (M3), until the next member comes."""
+    place, cp = Place("claimed"), route_lease(DATA, 1, CPS)
+    epoch = place.append(ClaimingPartition(*place.ids, DATA, 1, 60_000), cp)
+    place.append(CommitRanges(*place.ids, DATA, 1, epoch, IN_TRANSACTIONS), cp)
+    refuses_transactions(place)
 
 
 def test_only_these_keys(place: Place) -> None:

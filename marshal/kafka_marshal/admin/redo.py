@@ -350,8 +350,10 @@ class _Finder:
                 f"group {name!r} takes checkpoints: what is done again would count twice in the states of its members. "
                 f"Nothing was changed. kafka-marshal rollback {quote(name)} takes the states along"
             )
+        # A position that was set takes its partition's mark away until the next member comes.
+        marked = {topic for topic, progress in self._all_progress() if kafka_counts(progress)}
         for key in keys:
-            if kafka_counts(self._progress(key)):
+            if key[0] in marked:
                 raise AdminError(
                     f"{key[0]} [{key[1]}]: group {name!r} processes in transactions, in which no message can be open "
                     "by itself. Nothing was changed. Set the partition back, and all since with it: "
@@ -367,6 +369,14 @@ class _Finder:
 
     def _progress(self, key: TopicPartition) -> Progress | None:
         return progress_in(self._worlds, self._group, key)
+
+    def _all_progress(self) -> Iterator[tuple[str, Progress]]:
+        """By topic, of each partition of the group."""
+        group = group_in(self._worlds, self._group)
+        if group is not None:
+            yield from ((topic, kept.progress) for topic, _, kept in group.all_progress())
+        leases = (lease for world in self._worlds.values() for lease in world.leases() if group is None)
+        yield from ((lease.topic, lease.progress) for lease in leases if lease.group_id == self._group)
 
     def _bounds(self, partitions: Mapping[TopicPartition, Span | None]) -> dict[TopicPartition, tuple[int, int, int]]:
         """(first offset, offset behind the last, offsets of them below the log's begin), of each partition."""
