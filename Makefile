@@ -89,6 +89,8 @@ sim: $(VENV)/.stamp-setup ## the simulation: SEEDS stories each of claims, of co
 	$(PY) -m kafka_marshal.testing.simulate --sharing --seeds $(SEEDS) --first $(FIRST) $(ARGS)
 	$(PY) -m kafka_marshal.testing.simulate --parks --seeds $(SEEDS) --first $(FIRST) $(ARGS)
 	$(PY) -m kafka_marshal.testing.simulate --groups --parks --seeds $(SEEDS) --first $(FIRST) $(ARGS)
+	$(PY) -m kafka_marshal.testing.simulate --redoes --seeds $(SEEDS) --first $(FIRST) $(ARGS)
+	$(PY) -m kafka_marshal.testing.simulate --groups --redoes --parks --seeds $(SEEDS) --first $(FIRST) $(ARGS)
 
 DEPTH  ?= 8
 MOST   ?= 1000000

@@ -36,6 +36,7 @@ _STORIES = {
     "checkpoints": "a coordinated group that takes checkpoints, whose members count messages",
     "sharing": "workers that share partitions by batches, at least once",
     "lists": "lanes or parks whose handlers get lists (run(…, batch=…))",
+    "redoes": "operators that open what is done, with each of the others or alone",
     "parks": "workers that set messages aside, and of operators that redrive, discard and set aside",
 }
 #: Linux's file with the processor's name; elsewhere Python's value is used.

@@ -280,6 +280,7 @@ def simulate(
     parks: bool = False,
     sharing: bool = False,
     lists: bool = False,
+    redoes: bool = False,
 ) -> Report:
     """Run seeds and report the promises that broke.
 
@@ -298,6 +299,7 @@ def simulate(
     too. ``parks``: the built-in workers set messages aside, and operators redrive them; what is set aside at the end is
     what a plain account says. Your own worker may, too: what the log calls done was handled, or it is open.
     ``lists``: in stories of lanes and of parks the built-in workers' handlers get lists (``batch=``).
+    ``redoes``: operators open what is done, in stories of every other kind; what opens is handled again, nothing else.
     Raises ConfigurationError if the worker is not found.
     """
     if delivery:  # the command passes "" for None
@@ -335,6 +337,7 @@ def simulate(
             parks=parks,
             sharing=sharing,
             lists=lists,
+            redoes=redoes,
         ),
         function,
         judge,

@@ -18,6 +18,7 @@ order                  of a key or a partition, as passed to ``consumer.run``: n
                        before its predecessor was handled, and one process never handles two at a time
 no work without lease  no message is begun that was delivered under a lease which the process knows to be over
 fenced sink            has each message once, in order, whatever the clocks do (C9)
+redo                   see :mod:`kafka_marshal.testing.simulation.redoing`
 outputs                of each message are seen once, in order, by readers of committed records (M)
 member invariants      see :mod:`kafka_marshal.testing.simulation.member_invariants`
 rules                  an independent judge, if there is one, computes the same outcomes
@@ -353,21 +354,23 @@ class Checks:
         self.events.append(("record", self._scheduler.now, cp, offset, stamp, sender.name, value, outcome.code))
         if wrong := self.log.wrong(cp, offset, stamp, value, outcome):
             self.fail("rules", f"partition {cp}, offset {offset}: {wrong}")
-        if outcome.accepted:
-            record = outcome.record
-            if record is not None:
-                self.accounts.settled(outcome, record, sender)
-                self.counts["takeovers"] += isinstance(record, Heartbeat) and record.epoch is None
-                for (_, topic, partition), code in outcome.leases:
-                    self._judge_lease(world, (topic, partition), code, record, sender, sent_at)
-                if isinstance(record, LeaveGroup) and sender.host.is_admin:
-                    self._evicted[record.instance_id.rpartition(".")[0]] = cp, offset
-                if outcome.of_group:
-                    self._judge_group(world, outcome, record, sender, sent_at)
-                if isinstance(record, ReleasingPartition):
-                    self.members.released(sender, (record.topic, record.partition), sent_at)
-                if isinstance(record, ForgetGroup) and record.group_id == self._scenario.group_id:
-                    self._forgotten(cp)
+        record = outcome.record
+        if record is not None and (outcome.accepted or outcome.entries):
+            self.accounts.settled(outcome, record, sender, offset)
+            for key, first, last in self.accounts.redoing.granted_of(outcome, record, sender):
+                self._grant(sender, record.instance_id, key, (first, last))
+        if record is not None and outcome.accepted:
+            self.counts["takeovers"] += isinstance(record, Heartbeat) and record.epoch is None
+            for (_, topic, partition), code in outcome.leases:
+                self._judge_lease(world, (topic, partition), code, record, sender, sent_at)
+            if isinstance(record, LeaveGroup) and sender.host.is_admin:
+                self._evicted[record.instance_id.rpartition(".")[0]] = cp, offset
+            if outcome.of_group:
+                self._judge_group(world, outcome, record, sender, sent_at)
+            if isinstance(record, ReleasingPartition):
+                self.members.released(sender, (record.topic, record.partition), sent_at)
+            if isinstance(record, ForgetGroup) and record.group_id == self._scenario.group_id:
+                self._forgotten(cp)
         if self.members.is_calm:
             self.members.check_beats(
                 world, {process.name: driver for process, driver in self._watched if process.is_running}
@@ -478,6 +481,7 @@ class Checks:
 
     def _grant(self, sender: Living, instance_id: str, key: Key, span: tuple[int, int]) -> None:
         """The log granted these offsets to the sender (C12, G22)."""
+        self.accounts.redoing.granted(sender, key, *span)
         self._granted.all.append((instance_id, key, *span, self._scheduler.now))
         self._granted.spans.setdefault((sender.name, key), []).append(span)
 
@@ -517,6 +521,7 @@ class Checks:
             if (route_lease(*key, cps) if home is None else home) == cp:
                 self._repositioned(key, seen.stable, -1)
                 self.accounts.seen[key] = LeaseSeen(seen.epoch, -1, ())
+                self.accounts.redoing.forgotten(key)
                 self.excused.forgotten(key)
 
     # Work.
@@ -534,6 +539,7 @@ class Checks:
         assignment = in_flight_of(process, key, message)
         self._holders.epochs[process, key] = -1 if assignment is None else assignment.epoch
         self.members.begins(process, key, offset)
+        self.accounts.redoing.begins(process, key, message, assignment)
         self.accounts.ordering.begins(process, key, offset, self.accounts.ledger(key).ever)
         former = self.accounts.ledger(key).handled.get(offset)
         self.accounts.counted.begins(process, key, offset, self._holders.epochs[process, key], former)
@@ -573,7 +579,8 @@ class Checks:
             self._granted.begun.get((process.name, key, offset), 0) + 1
         )
         # Granted again after an admin moved the position back: it may still continue with the earlier grant.
-        again = begun.get(offset) is process and times <= sum(first <= offset <= last for first, last in granted)
+        again = begun.get(offset) is process or self.accounts.redoing.was_opened(key, offset)
+        again = again and times <= sum(first <= offset <= last for first, last in granted)
         if offset in begun and not again:
             self.fail("repeated", f"{name_of(key)} offset {offset} went to {begun[offset].name} and to {process.name}")
         begun[offset] = process
@@ -589,8 +596,8 @@ class Checks:
             return  # work that was under way when the lease ended
         if seen.was_done(offset):
             self.fail("repeated", f"{name_of(key)} offset {offset} was done when {process.name} got the lease")
-        if self.accounts.counted.is_on:
-            return  # progress moves at checkpoints, not with heartbeats
+        if self.accounts.counted.is_on or self.accounts.redoing.was_opened(key, offset):
+            return  # progress moves at checkpoints, not with heartbeats; what was open is reported beside them
         former, handled_at, epoch = before
         if former is not process and former.host.defers and self._terms.is_heard:
             beaten = self._holders.beaten.get((former, key, epoch), 0.0)
@@ -628,6 +635,7 @@ class Checks:
 
     def _is_handled(self, process: Living, key: Key, offset: int) -> None:
         ledger = self.accounts.ledger(key)
+        self.accounts.redoing.handled(process, key, offset)
         ledger.handled[offset] = (process, self._scheduler.now, self._holders.epochs.get((process, key), -1))
         ledger.ever.add(offset)
 
@@ -664,7 +672,7 @@ class Checks:
             ledger, spans = self.accounts.ledger(key), reported.get((name, key), [])
             for offset in range(first, min(last + 1, data.get(key, 0))):
                 if (
-                    offset not in ledger.ever
+                    (offset not in ledger.ever or self.accounts.redoing.awaits(name, key, offset, granted_at))
                     and not any(low <= offset <= high for low, high in spans)
                     and not self.excused.is_gone(key, offset)
                 ):

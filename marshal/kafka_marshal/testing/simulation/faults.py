@@ -8,9 +8,11 @@ from functools import partial
 from random import Random
 
 from kafka_marshal.adapters.memory import MemoryBroker
+from kafka_marshal.admin.redo import RedoPlan
 from kafka_marshal.snapshots.prune import DEFAULT_KEEP, LEAST_KEEP
 from kafka_marshal.testing.simulation.checks import Checks
 from kafka_marshal.testing.simulation.in_batches import settle_by_hand
+from kafka_marshal.testing.simulation.in_redos import RedoOperator
 from kafka_marshal.testing.simulation.living import Host, Trouble
 from kafka_marshal.testing.simulation.network import Network
 from kafka_marshal.testing.simulation.process import Contents, Job, Process, Worker, is_expected
@@ -249,6 +251,8 @@ class FaultInjector:
                 self._evict(fault)
             case "settles":
                 self._settle(fault)
+            case "redoes":
+                self._redo(fault, [])
             case "retention":
                 self._cut(fault)
             case "markers":
@@ -420,6 +424,29 @@ class FaultInjector:
             self._clients.note("settled", process.name, *settle_by_hand(admin(), job.group_id, rng))
 
         self.administer("settles", process, work, fault)
+
+    def _redo(self, fault: Fault, plans: list[RedoPlan]) -> None:
+        """An operator opens done messages. If it dies meanwhile, another process carries on from its plan."""
+        if self._are_over:
+            return
+        process = self._clients.new_process(self.admin_host)
+        job = Job(process, self._scenario, self._clients.store)
+        operator = RedoOperator(process, job, self._scenario, self._checks, self._clients.later)
+        if operator.is_late and not plans:
+            process.end.ended = True  # what it sent is on its way
+            operator.send_late()
+            return
+        admin = partial(job.admin, client_id=process.name.replace("#", "-"))
+
+        def work() -> None:
+            self._clients.note("redone", process.name, *operator.redo(admin(), plans))
+
+        self.administer("redoes", process, work, fault)
+        self._clients.later(fault.intervals + 1.0, partial(self._carry_on, process, fault, plans))
+
+    def _carry_on(self, process: Process, fault: Fault, plans: list[RedoPlan]) -> None:
+        if process.dead and not process.end.ended and plans:
+            self._redo(fault, plans)
 
     def _prune(self, fault: Fault) -> None:
         """An admin prunes the log while members may be far behind; it may be killed meanwhile."""

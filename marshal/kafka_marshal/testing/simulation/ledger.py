@@ -16,8 +16,9 @@ from kafka_marshal.testing.simulation.counting import CountLedger
 from kafka_marshal.testing.simulation.holdings import name_of
 from kafka_marshal.testing.simulation.living import Host, Living
 from kafka_marshal.testing.simulation.parking import Parking
+from kafka_marshal.testing.simulation.redoing import Redoing
 from kafka_marshal.types import Key
-from rationalizer import Outcome, Record, World
+from rationalizer import Outcome, Record, SettleOffsets, SettlingMessages, World
 
 if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.scenario import Scenario, Terms
@@ -189,6 +190,10 @@ class LeaseSeen:
         spans += [(offset, offset) for offset in before.open - self.open]
         return (offset for first, last in spans for offset in range(first, last + 1) if offset not in self.open)
 
+    def calls_done(self, first: int, last: int) -> bool:
+        """Whether these are done for every key, or in holes."""
+        return last <= self.stable or any(low <= first and last <= high for low, high in self.ranges)
+
     def was_done(self, offset: int) -> bool:
         """Whether the log called it done when the epoch began."""
         if offset in self.granted_open:
@@ -232,6 +237,8 @@ class Accounts:
     counted: CountLedger
     #: What is set aside.
     parking: Parking
+    #: What is opened again.
+    redoing: Redoing
     _ledgers: dict[Key, Ledger] = field(default_factory=dict)
     seen: dict[Key, LeaseSeen] = field(default_factory=dict)
     #: Where an admin has set the position.
@@ -243,7 +250,11 @@ class Accounts:
     def of(cls, scenario: Scenario, scheduler: Scheduler, fail: Callable[[str, str], None]) -> Accounts:
         """Those of a story that begins."""
         made = cls(
-            Ordering(scenario, fail), Outputs(fail), CountLedger(scenario, scheduler, fail), Parking(scenario, fail)
+            Ordering(scenario, fail),
+            Outputs(fail),
+            CountLedger(scenario, scheduler, fail),
+            Parking(scenario, fail),
+            Redoing(scenario, scheduler, fail),
         )
         made.ordering.killing = made.parking.killing
         return made
@@ -267,6 +278,7 @@ class Accounts:
             self.ledger(key).ever.add(offset)
         self.moved.add(key)
         self.outputs.repositioned(key, position)
+        self.redoing.repositioned(key, position, worlds)
 
     def released_of(
         self, terms: Terms, holders: Holders, worlds: Mapping[int, World]
@@ -279,14 +291,25 @@ class Accounts:
 
         return released
 
-    def settled(self, outcome: Outcome, record: Record, sender: Living) -> None:
-        """A record was accepted: what operators settle by it needs no handler, and what is set aside none any more."""
+    def settled(self, outcome: Outcome, record: Record, sender: Living, at: int) -> None:
+        """The record at this offset was judged: what operators settle needs no handler, nor what is set aside by now.
+
+        What they open of what is done needs one again.
+        """
         discarded, aside = set(self.parking.discarded), set(self.parking.aside)
         self.parking.record(outcome, record, sender)
         for key, offset in self.parking.discarded - discarded:
             self.ledger(key).handled.setdefault(offset, NOT_NEEDED)
         for key, offset in self.parking.aside - aside:
             self.ledger(key).ever.add(offset)
+        if self.redoing.is_on and isinstance(record, SettlingMessages | SettleOffsets):
+            seen = self.seen.get((record.topic, record.partition)) or LeaseSeen(-1, -1, ())
+            opened, given_up = self.redoing.record(outcome, record, sender, at, seen.open, seen.calls_done)
+            for key, offset in opened:
+                self.ledger(key).handled.pop(offset, None)
+            for key, offset in given_up:
+                self.ledger(key).handled.setdefault(offset, NOT_NEEDED)
+            self.parking.discarded.difference_update(opened)
 
     def no_messages(self, key: Key, offsets: Iterable[int]) -> None:
         """These offsets have no message; they are done with their neighbours (P6)."""

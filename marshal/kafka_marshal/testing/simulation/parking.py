@@ -122,9 +122,9 @@ class Parking:
             if code == codes.OK and by_operator:
                 self.discarded |= {(key, offset) for offset in range(first, last + 1)}
                 self.aside |= {(key, offset) for offset in range(first, last + 1)}
-        for (first, _, _, attempts), code in zip(record.open, answers, strict=False):
-            if code == codes.OK and by_operator and attempts == 0:
-                self._failed.pop((key, first), None)
+        for (first, last, _, attempts), code in zip(record.open, answers, strict=False):
+            for offset in range(first, last + 1) if code == codes.OK and by_operator and attempts == 0 else ():
+                self._failed.pop((key, offset), None)
         for (offset, _, _, reason), code in zip(record.parked, answers, strict=False):
             if code == codes.OK:
                 self._parked(key, offset, reason, sender)

@@ -43,6 +43,7 @@ FAULTS: dict[str, float] = {
     "go back": 0,  # a member rolls the group back; only in stories with checkpoints
     "rollback": 0,  # an operator does; only in stories with checkpoints
     "late rollback": 0,  # one of ``intervals`` ago arrives now; only in stories with checkpoints
+    "redoes": 0,  # an operator opens done messages; only in stories of redo
     "settles": 0,  # an operator redrives, discards or sets aside; only in stories of sharers and of parks
     "hang": 0,  # its next handler hangs until all else is handled; only in written stories with lanes
 }
@@ -102,7 +103,7 @@ class Counting:
     fails: bool = True
 
 
-HEARD = frozenset({"crash", "term", "grow", "markers", "slow handler"})
+HEARD = frozenset({"crash", "term", "grow", "markers", "slow handler", "redoes"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,10 @@ GROUP_WORKERS_SHARE = 0.1
 SHARING_WORKERS = ("shares", "shares", "shares-lanes")
 WHOLE_WORKERS, WHOLE_CLIENTS = ("iterate", "poll", "batches", "explicit"), (0, 0, 1, 1, 2)
 SHARING_CLIENTS = (2, 3, 4, 5)
+
+#: Stories of redo: how often operators do; workers that skip what their sink has, or what was there before them.
+REDOS = (3, 10)
+HANDLES_ALL = {"fenced": "batches", "latest": "iterate"}
 
 #: The share of stories in which a broker's clock is set, and the weight of that fault.
 CLOCK_SHARE = 0.15
@@ -227,6 +232,8 @@ class Scenario:
     transactions: bool = False
     #: Whether the log is at the level at which messages can be set aside.
     parks: bool = False
+    #: Whether operators open what is done (R2): the log is at that level.
+    redoes: bool = False
     #: Whether workers with lanes, and those that set messages aside, get lists (``run(…, batch=…)``).
     lists: bool = False
     #: Whether partitions are shared by batches.
@@ -292,6 +299,7 @@ class Scenario:
         parks: bool = False,
         sharing: bool = False,
         lists: bool = False,
+        redoes: bool = False,
     ) -> Scenario:
         """The story of a seed; coordinated groups, workers with lanes and with transactions have different ones.
 
@@ -300,7 +308,7 @@ class Scenario:
         """
         coordinated = coordinated or checkpoints
         kinds = {"groups": coordinated, "lanes": lanes, "transactions": transactions, "checkpoints": checkpoints}
-        kinds |= {"parks": parks and not worker, "sharing": sharing}
+        kinds |= {"parks": parks and not worker, "sharing": sharing, "redoes": redoes}
         named = "".join(f"{kind}/" for kind, is_it in kinds.items() if is_it) + str(seed)
         rng = Random(f"kafka-marshal/{named}")
         drawn: Delivery = "at-most-once" if rng.random() < 0.25 and not worker else "at-least-once"
@@ -353,7 +361,8 @@ class Scenario:
             lists=lists,
         )
         draw = _with_sharers if sharing else _with_parks if kinds["parks"] else _with_checkpoints
-        return draw(named, found) if sharing or kinds["parks"] or checkpoints else found
+        found = draw(named, found) if sharing or kinds["parks"] or checkpoints else found
+        return _with_redos(named, found) if redoes else found
 
     def script(self, worker: str = "", violation: str = "") -> str:
         """A Python program that runs this story. worker: "module:function" or "file.py:function" of the tested one."""
@@ -548,6 +557,20 @@ def _with_parks(seed: str, story: Scenario) -> Scenario:
         order="key" if shares else story.order,
         shares=shares,
     )
+
+
+def _with_redos(seed: str, story: Scenario) -> Scenario:
+    """Operators open what is done. All workers handle each message that is handed to them."""
+    rng = Random(f"kafka-marshal/{seed}/redos")
+    last = story.intervals - 6.0
+    faults = [
+        _fault(rng.uniform(4.0, last), "redoes", "", rng.uniform(0.05, 2), rng.random())
+        for _ in range(rng.randint(*REDOS))
+    ]
+    # A position that is set takes M3's mark away: until a member has been back no operator knows of transactions.
+    kept = [x for x in story.faults if not story.transactions or x.kind not in ("pause", "forget")]
+    workers = (replace(x, worker=HANDLES_ALL.get(x.worker, x.worker)) for x in story.clients)
+    return replace(story, clients=tuple(workers), faults=_in_order(kept, faults), redoes=True)
 
 
 def _with_topics(seed: str, clients: Sequence[Client]) -> tuple[Client, ...]:

@@ -45,7 +45,7 @@ from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC
 from kafka_marshal.topic_names import snapshots_topic
 from kafka_marshal.types import Key
 from rationalizer import ConfigureGroup, Record, Upgrade, encode, outcome, route_group, snapshot_log, world
-from rationalizer.levels import CHECKPOINTS_LEVEL, GROUPS_LEVEL, SHARING_LEVEL
+from rationalizer.levels import CHECKPOINTS_LEVEL, GROUPS_LEVEL, REDO_LEVEL, SHARING_LEVEL
 from rationalizer.marker import marker
 from rationalizer.wire.records import Kind
 from rationalizer.wire.unpacking import Message
@@ -403,9 +403,10 @@ class SimulatedStory:
         for cp in range(cps):
             first = marker("init", cps)
             self.network.arrive(scenario.topic, cp, encode(first), init, 0.0)
-            if scenario.strategy is not None or scenario.parks or scenario.sharing:
+            if scenario.strategy is not None or scenario.parks or scenario.sharing or scenario.redoes:
                 level = GROUPS_LEVEL if scenario.checkpoints is None else CHECKPOINTS_LEVEL
                 level = SHARING_LEVEL if scenario.parks or scenario.sharing else level
+                level = REDO_LEVEL if scenario.redoes else level
                 upgrade = Upgrade(first.instance_id, first.client_id, first.group_id, level)
                 self.network.arrive(scenario.topic, cp, encode(upgrade), init, 0.0)
         self._share(init)
@@ -560,8 +561,9 @@ class SimulatedStory:
 
     def _is_settled(self) -> bool:
         """In a group that takes checkpoints, no piece waits for a hand-over; nothing waits for another try."""
-        accounts = self.checks.accounts
-        return accounts.counted.is_settled and accounts.parking.is_settled(self.checks.log.worlds)
+        accounts, worlds = self.checks.accounts, self.checks.log.worlds
+        parts = accounts.parking, accounts.redoing
+        return accounts.counted.is_settled and all(part.is_settled(worlds) for part in parts)
 
     @property
     def _sharing(self) -> list[Client]:
@@ -609,6 +611,7 @@ class SimulatedStory:
             and not self.checks.counts["takeovers"]
         ):
             self.checks.fail("takeover", f"no process took over from itself, in {len(back)} restarts within HI (C7)")
+        self.checks.accounts.redoing.check()
         if self.scenario.at_most_once:
             # A process that ended with an error may not have seen its last grant.
             alive = [p for p in self.clients.processes if not p.dead and p.end.error is None]
@@ -627,6 +630,8 @@ class SimulatedStory:
         """What has come of it."""
         if self.checks.accounts.counted.is_on:
             self.checks.counts["checkpoints"] = self.checks.accounts.counted.states.completed
+        if self.checks.accounts.redoing.is_on:
+            self.checks.counts["opened"] = self.checks.accounts.redoing.opened
         return Result(
             self.scenario,
             self.checks.broken,
