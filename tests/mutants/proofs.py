@@ -35,6 +35,7 @@ from tests.mutants.edges import edges
 from tests.mutants.lane_stories import LANE_STORIES
 from tests.mutants.oracle import OracleJudge, difference, state_difference
 from tests.mutants.progress import progress_differs
+from tests.mutants.redo_stories import REDO_STORIES
 from tests.mutants.stories import MORE_STORIES, STORIES
 from tests.mutants.transaction_proofs import (
     CHECKPOINT_SCRIPTS,
@@ -314,7 +315,8 @@ def _simulation(sizes: Sizes) -> Iterator[Unit]:
         for coordinated, name in ((False, "lanes"), (True, "groups with lanes")):
             scenario = Scenario.from_seed(seed, intervals=SHORT_INTERVALS, coordinated=coordinated, lanes=True)
             yield Unit("lanes", f"seed {seed} of {name}", partial(_story, scenario))
-
+    for number, scenario in enumerate(REDO_STORIES if sizes.lanes else ()):
+        yield Unit("redo", f"written story {number} of redo", partial(_story, scenario))
     if sizes.lanes:
         yield Unit("pacing", QUEUE.name, partial(_tests, QUEUE))
         for path, fixtures in LISTS:

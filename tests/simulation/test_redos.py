@@ -10,13 +10,14 @@ import pytest
 from kafka_marshal.engine.work import tracker
 from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.open_messages import Mine, OpenOffsets
-from kafka_marshal.testing.simulation import Client, Fault, Scenario, simulate, simulate_one
+from kafka_marshal.testing.simulation import Scenario, simulate, simulate_one
 from kafka_marshal.testing.simulation.campaign import Report
 from rationalizer import codes
 from rationalizer.holes import Hole
 from rationalizer.progress import Progress
 from rationalizer.settling import Settling
 from tests.mutants.oracle import OracleJudge
+from tests.mutants.redo_stories import answers_come_late, handlers_are_slow, positions_are_set, written
 
 pytestmark = pytest.mark.flaky(reruns=0)
 
@@ -46,39 +47,6 @@ SHORT = 16
 def drawn(seed: int, form: str, intervals: int = SHORT) -> Scenario:
     """The first part of a seed's story."""
     return Scenario.from_seed(seed, intervals=intervals, redoes=True, **FORMS[form])
-
-
-def written(seed: int, *faults: Fault, every: float = 0.5, **more: Any) -> Scenario:
-    """Two members, and operators who redo all the time."""
-    redoes = [Fault(round(3.0 + every * n, 2), "redoes", "", 1.0) for n in range(int(11 / every))]
-    options: dict[str, Any] = {"data_partitions": 1, "messages": 6.0, **more}
-    return Scenario(
-        seed=seed,
-        clients=(Client("c0", "poll"), Client("c1", "poll")),
-        faults=tuple(sorted([*faults, *redoes], key=lambda each: each.at)),
-        heartbeat_interval_ms=300,
-        intervals=16,
-        redoes=True,
-        **options,
-    )
-
-
-def positions_are_set(seed: int) -> Scenario:
-    """And an admin sets positions while records of operators are on their way."""
-    pauses = [Fault(4.0 + 1.2 * n, "pause", "", 0.4, 0.6) for n in range(9)]
-    return written(seed, *pauses, every=1.0, data_partitions=8, messages=30.0)
-
-
-def handlers_are_slow(seed: int) -> Scenario:
-    """What is redone twice is open still."""
-    return written(seed, every=1.5, data_partitions=3, messages=2.0, handling_ms=150.0)
-
-
-def answers_come_late(seed: int) -> Scenario:
-    """At most once, on a slow network: what is to be granted is opened once more meanwhile, or the lease is over."""
-    slow = [Fault(2.0, "slow network", f"c{n}", 14.0, 0.2) for n in range(2)]
-    ends = [Fault(4.0 + n, "stop", f"c{n % 2}", 2.5) for n in range(9)]
-    return written(seed, *slow, *ends, every=0.25, delivery="at-most-once")
 
 
 def opened(report: Report) -> int:

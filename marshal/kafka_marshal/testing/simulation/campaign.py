@@ -324,24 +324,20 @@ def simulate(
     function = load_worker(worker) if isinstance(worker, str) else worker
     report = Report(worker=lasting(worker) if isinstance(worker, str) else "" if worker is None else name_of(worker))
     began = time.monotonic()
-    run = partial(
-        _run_one,
-        partial(
-            Scenario.from_seed,
-            worker=function is not None,
-            delivery=delivery,
-            coordinated=groups,
-            lanes=lanes,
-            transactions=transactions,
-            checkpoints=checkpoints,
-            parks=parks,
-            sharing=sharing,
-            lists=lists,
-            redoes=redoes,
-        ),
-        function,
-        judge,
+    draw = partial(
+        Scenario.from_seed,
+        worker=function is not None,
+        delivery=delivery,
+        coordinated=groups,
+        lanes=lanes,
+        transactions=transactions,
+        checkpoints=checkpoints,
+        parks=parks,
+        sharing=sharing,
+        lists=lists,
+        redoes=redoes,
     )
+    run = partial(_run_one, draw, function, judge)
     for result in _run_all(run, iter(numbers), max(1, jobs)):
         report.add(result)
         report.seconds = time.monotonic() - began

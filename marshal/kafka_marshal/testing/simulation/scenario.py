@@ -326,12 +326,10 @@ class Scenario:
         extra |= {"evict": EVICT_WEIGHT} if coordinated else {}
         faults = _faults(rng, clients, cps, intervals, extra)
         snapshots = Random(f"kafka-marshal/{named}/snapshots").choice(SNAPSHOTS_EVERY)
-        prunes = _prunes(named, intervals) if snapshots else ()
-        faults = _in_order(faults, prunes, _forgotten(named, intervals))
+        faults = _in_order(faults, _prunes(named, intervals) if snapshots else (), _forgotten(named, intervals))
         other = 0 if worker else Random(f"kafka-marshal/{named}/topic2").choice((3, 4, *(0,) * 6))  # in every fourth
         clients = _with_topics(named, clients) if other else clients
-        if coordinated:
-            clients = _members(named, clients, fenced)
+        clients = _members(named, clients, fenced) if coordinated else clients
         clients = _with_lanes(named, clients) if lanes else clients
         if transactions:
             clients = _in_transactions(clients)
