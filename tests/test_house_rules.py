@@ -152,7 +152,7 @@ def test_no_function_is_too_long() -> None:
 #: names the price of a feature raises it.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (19, 5_609),
-    "admin": (18, 7_379),
+    "admin": (18, 7_389),
     "archive": (3, 815),
     "checkpoints": (3, 623),
     "cli": (27, 8_826),
@@ -167,7 +167,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "runner": (4, 650),
     "sinks": (9, 3_770),
     "snapshots": (5, 1_026),
-    "testing": (41, 11_948),
+    "testing": (43, 12_376),
     "ui": (10, 4_357),
     "watchdog": (3, 938),
 }
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (357, 111_236)
+MOST_OF_ALL = (359, 111_674)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -105,9 +105,9 @@ REDO: tuple[Mutation, ...] = (
     ),
     Mutation(
         "what is opened again takes the place of a run in flight",
-        "_place_of",
-        "return ~run.first if run.is_open else run.first",
-        "return run.first",
+        "Tracker._add",
+        "self.runs[piece.first + BESIDE if piece.first in self.runs else piece.first] = piece",
+        "self.runs[piece.first] = piece",
         "R2",
     ),
     Mutation(

@@ -42,6 +42,7 @@ def answers_come_late(seed: int) -> Scenario:
 
 REDO_STORIES: tuple[Scenario, ...] = (
     Scenario.from_seed(0, intervals=16, redoes=True),
+    Scenario.from_seed(1, intervals=20, coordinated=True, lanes=True, redoes=True),
     written(0),
     positions_are_set(1),
     handlers_are_slow(12),

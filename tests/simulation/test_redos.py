@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from kafka_marshal.engine.work import tracker
 from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.open_messages import Mine, OpenOffsets
+from kafka_marshal.engine.work.run import Run
+from kafka_marshal.engine.work.tracker import Tracker
 from kafka_marshal.testing.simulation import Scenario, simulate, simulate_one
 from kafka_marshal.testing.simulation.campaign import Report
 from rationalizer import codes
@@ -157,7 +159,13 @@ def _owners_fetch_one_more(patch: pytest.MonkeyPatch) -> None:
 
 def _it_takes_the_place_of_a_run(patch: pytest.MonkeyPatch) -> None:
     """What is opened is the first message of a run in flight."""
-    patch.setattr(tracker, "_place_of", lambda run: run.first)
+
+    def planted(self: Tracker[Any], piece: Run[Any]) -> None:
+        self.runs[piece.first] = piece
+        if not piece.is_open:
+            insort(self._firsts, piece.first)
+
+    patch.setattr(Tracker, "_add", planted)
 
 
 def _hands_out_what_was_refused(patch: pytest.MonkeyPatch) -> None:
@@ -178,7 +186,7 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], Scenario, str]] = [
     (_is_refused_what_was_granted, written(0), "redo"),
     (_owners_leave_out_what_is_opened, drawn(0, "claims"), "liveness"),
     (_owners_fetch_one_more, drawn(0, "claims"), "repeated"),
-    (_it_takes_the_place_of_a_run, written(0), "liveness"),
+    (_it_takes_the_place_of_a_run, drawn(1, "groups with lanes", intervals=20), "raised"),
     (_hands_out_what_was_refused, answers_come_late(1), "not granted"),
 ]
 
