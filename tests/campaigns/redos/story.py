@@ -14,10 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
@@ -60,9 +62,9 @@ class Options(Settings):
     kill_every_s: float = 3.0
     stop_every_s: float = 9.0
     leave_every_s: float = 20.0
-    broker_every_s: float = 30.0
+    broker_every_s: float = 60.0
     redo_every_s: float = 2.0
-    #: "sqlite": a file for each group; "postgres": the dsn of one for all.
+    #: "sqlite": the folder of a file for each group (or that of the campaign); "postgres": the dsn of one for all.
     database: str = "sqlite"
     where: str = ""
 
@@ -96,7 +98,9 @@ class Redos(Campaign[Options]):
 
     def _made(self, kind: str, name: str) -> Group:
         options = self.options
-        where = options.where or str(self.folder / f"{kind}.db")
+        where = options.where
+        if options.database == "sqlite":
+            where = str(Path(where or self.folder) / f"{kind}.db")
 
         def job(_: Place) -> dict[str, object]:
             return self.job(group=name, work_ms=options.work_ms, database=options.database, where=where)
@@ -112,6 +116,7 @@ class Redos(Campaign[Options]):
             if group.kind == "coordinated" and self.options.seed % 2:  # its members share partitions by key
                 with self.admin() as admin:
                     admin.configure_group(group.name, accept_range_fetch=[self.topic])
+            self.start(partial(self.operate, group))
         super().story()
 
     def _ask(self, group: Group, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
@@ -145,9 +150,6 @@ class Redos(Campaign[Options]):
             found |= dict.fromkeys((self.freeze, self.restart), 2 * options.broker_every_s)
         return found
 
-    def operates(self) -> Mapping[Callable[[], None], float]:
-        return {self.redo: self.options.redo_every_s}
-
     def goes_on(self) -> bool:
         options, counts = self.options, self.counts
         is_enough = counts["kills"] >= options.kills and counts["redos"] >= options.redos
@@ -155,12 +157,15 @@ class Redos(Campaign[Options]):
 
     # The operator.
 
-    def redo(self) -> None:
-        """Plan one, or do the next step of one that is under way."""
-        group = self.rng.choice(self.groups)
-        redo = group.pending or self._planned(group)
-        if redo is not None:
-            self._next_step(group, redo)
+    def operate(self, group: Group) -> None:
+        """Plan a redo, or do the next step of the one that is under way, again and again."""
+        while not self.ended.wait(self.rng.uniform(0.0, 2.0 * self.options.redo_every_s)):
+            try:
+                if (redo := group.pending or self._planned(group)) is not None:
+                    self._next_step(group, redo)
+            except AWAY as error:
+                self.counts["refused"] += 1
+                self.say(f"{group.kind}: {error}"[:300])
 
     def _planned(self, group: Group) -> Redo | None:
         """A new one, of what its group has done; each fourth is undone; of others the operators die."""
@@ -336,6 +341,14 @@ class Redos(Campaign[Options]):
         return found
 
 
+@contextmanager
+def in_memory() -> Iterator[str]:
+    """A folder of databases: no power fails here, and a disk is slow."""
+    memory = Path("/dev/shm")
+    with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield folder
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of its command."""
     parser.add_argument("--minutes", type=float, default=15.0, help="most time with faults (15)")
@@ -358,7 +371,8 @@ def runs(chosen: argparse.Namespace, say: Say) -> Iterator[Result]:
         keep=chosen.keep,
     )
     if chosen.on == "sqlite":
-        yield run_campaign(Redos, options, say=say)
+        with in_memory() as folder:
+            yield run_campaign(Redos, replace(options, where=folder), say=say)
         return
     with running_postgres("fsync=off") as postgres:
         where = postgres.dsn(postgres.new_database())
