@@ -385,6 +385,18 @@ def test_what_is_given_up_begins_after_all_that_is_in_flight() -> None:
     assert not buffer.is_given_up
 
 
+def test_u3_an_open_message_that_waited_for_its_time_comes_before_later_ones() -> None:
+    """A later one of its key would begin before it."""
+    buffer, messages = Buffer(), records("aaaa")
+    buffer.put_open(messages[1], 0, is_early=True)
+    buffer.put_open(messages[2], 2)
+    buffer.put_open(messages[3], 3)
+    buffer.release([1])
+    buffer.put_open(messages[0], 0)
+    taken = [buffer.take(10) for _ in range(buffer.size)]
+    assert taken == [([messages[0]], 0), ([messages[1]], 0), ([messages[2]], 2), ([messages[3]], 3)]
+
+
 def test_after_the_end_of_a_run_a_handler_has_had_its_message_since_it_began(bench: Bench) -> None:
     """Not since that was spread: it may have waited in its lane for long, and its lease would be lost."""
     one = bench.assignment()

@@ -485,14 +485,15 @@ class Buffer:
             self.size += len(messages)
 
     def put_open(self, message: Message, covers_from: int, *, is_early: bool = False) -> None:
-        """Add an open message; it is taken before all that was fetched in order, and by itself.
+        """Add an open message; it is taken before all that was fetched in order and all later open ones, and by itself.
 
         is_early: once ``release`` says so.
         """
         if is_early:
             self.early[offset_of(message)] = message, covers_from
             return
-        self._open.append((message, covers_from))
+        # One that was put back, or waited for its time, may come before others.
+        insort(self._open, (message, covers_from), key=lambda each: offset_of(each[0]))
         self.size += 1
 
     def drop_open(self, first: int, last: int) -> None:
