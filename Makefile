@@ -80,7 +80,7 @@ campaign: setup ## the tests that take minutes each (Spark on a cluster of its o
 SEEDS  ?= 1000
 FIRST  ?= 0
 
-sim: $(VENV)/.stamp-setup ## the simulation: SEEDS stories each of claims, of coordinated groups, of both with lanes, of groups with checkpoints, of sharers, and of both kinds of group that set messages aside, on virtual time, with faults; what breaks is made small
+sim: $(VENV)/.stamp-setup ## the simulation: SEEDS stories each of claims, of coordinated groups, of both with lanes, of groups with checkpoints, of sharers, and of both kinds of group that set messages aside or have them wait for a time, on virtual time, with faults; what breaks is made small
 	$(PY) -m kafka_marshal.testing.simulate --seeds $(SEEDS) --first $(FIRST) $(ARGS)
 	$(PY) -m kafka_marshal.testing.simulate --groups --seeds $(SEEDS) --first $(FIRST) $(ARGS)
 	$(PY) -m kafka_marshal.testing.simulate --lanes --seeds $(SEEDS) --first $(FIRST) $(ARGS)
@@ -91,6 +91,8 @@ sim: $(VENV)/.stamp-setup ## the simulation: SEEDS stories each of claims, of co
 	$(PY) -m kafka_marshal.testing.simulate --groups --parks --seeds $(SEEDS) --first $(FIRST) $(ARGS)
 	$(PY) -m kafka_marshal.testing.simulate --redoes --seeds $(SEEDS) --first $(FIRST) $(ARGS)
 	$(PY) -m kafka_marshal.testing.simulate --groups --redoes --parks --seeds $(SEEDS) --first $(FIRST) $(ARGS)
+	$(PY) -m kafka_marshal.testing.simulate --parks --later --seeds $(SEEDS) --first $(FIRST) $(ARGS)
+	$(PY) -m kafka_marshal.testing.simulate --groups --parks --later --seeds $(SEEDS) --first $(FIRST) $(ARGS)
 
 DEPTH  ?= 8
 MOST   ?= 1000000

@@ -26,11 +26,12 @@ from tests.mutants.sharing import SHARING
 from tests.mutants.short_cut import SHORT_CUT
 from tests.mutants.sinks import SINKS
 from tests.mutants.transactions import TRANSACTIONS
+from tests.mutants.wait_stories import WAITS
 
 __all__ = ["MUTATIONS", "Mutation", "StaleMutationError", "apply", "mutated"]
 
 #: All of them.
 MUTATIONS: tuple[Mutation, ...] = (
-    *(MEMBERS + GROUP_MEMBERS + LANES + LISTS + PACING + CALLBACKS + FAULTS + RULES + SHORT_CUT),
+    *(MEMBERS + GROUP_MEMBERS + LANES + LISTS + WAITS + PACING + CALLBACKS + FAULTS + RULES + SHORT_CUT),
     *(GROUPS + CHECKPOINTS + CHECKPOINT_MEMBERS + SHARING + REDO + AUDIT + SINKS + TRANSACTIONS),
 )

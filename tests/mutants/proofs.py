@@ -46,6 +46,7 @@ from tests.mutants.transaction_proofs import (
     script_differs,
 )
 from tests.mutants.transaction_stories import TRANSACTION_STORIES
+from tests.mutants.wait_stories import WAIT_STORIES
 from tests.rationalizer.checkpoint_stories import CHECKPOINT_STORIES, LONG
 from tests.rationalizer.dumps import dump_differs
 from tests.rationalizer.forged_parts import parts_differ
@@ -317,6 +318,9 @@ def _simulation(sizes: Sizes) -> Iterator[Unit]:
             yield Unit("lanes", f"seed {seed} of {name}", partial(_story, scenario))
     for number, scenario in enumerate(REDO_STORIES if sizes.lanes else ()):
         yield Unit("redo", f"written story {number} of redo", partial(_story, scenario))
+
+    for number, scenario in enumerate(WAIT_STORIES if sizes.lanes else ()):
+        yield Unit("waits", f"written story {number} of waits", partial(_story, scenario))
     if sizes.lanes:
         yield Unit("pacing", QUEUE.name, partial(_tests, QUEUE))
         for path, fixtures in LISTS:

@@ -28,6 +28,7 @@ from tests.mutants.pacing import PACING
 from tests.mutants.sharing import SHARING
 from tests.mutants.sinks import SINKS
 from tests.mutants.transactions import TRANSACTIONS
+from tests.mutants.wait_stories import WAITS
 from tests.sinks.conftest import binary, mariadb_programs
 
 __all__ = ["CONTROL", "ROOT", "Row", "as_json", "markdown", "run_all", "table", "write_report"]
@@ -87,6 +88,8 @@ def _parts(mutation: Mutation | None) -> tuple[str, ...]:
         return ("pacing",)
     if mutation in LISTS:
         return ("lists",)
+    if mutation in WAITS:
+        return ("waits",)
     if mutation in LANES:
         return ("lanes",)
     if mutation in GROUP_MEMBERS:

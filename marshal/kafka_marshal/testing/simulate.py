@@ -37,6 +37,7 @@ _STORIES = {
     "sharing": "workers that share partitions by batches, at least once",
     "lists": "lanes or parks whose handlers get lists (run(…, batch=…))",
     "redoes": "operators that open what is done, with each of the others or alone",
+    "later": "parks of which some messages wait for a time (RetryAfter, not_before=)",
     "parks": "workers that set messages aside, and of operators that redrive, discard and set aside",
 }
 #: Linux's file with the processor's name; elsewhere Python's value is used.

@@ -16,6 +16,7 @@ take part: a function of one :class:`Job`. See docs/simulation.md. Needs the ext
 ``in_batches``          workers that share partitions by batches, and the operator beside them
 ``in_lanes``            the worker with many handlers (``consumer.run``)
 ``in_lists``            its handlers of lists (``batch=``)
+``waits``               what its handlers ask to have tried later
 ``scenario``            clients and faults, drawn from a seed or written down
 ``checks``              invariants checked with every record and every message
 ``batch_checks``        the same for partitions that many share by batches

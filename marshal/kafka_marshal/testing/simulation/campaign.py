@@ -281,6 +281,7 @@ def simulate(
     sharing: bool = False,
     lists: bool = False,
     redoes: bool = False,
+    later: bool = False,
 ) -> Report:
     """Run seeds and report the promises that broke.
 
@@ -300,6 +301,7 @@ def simulate(
     what a plain account says. Your own worker may, too: what the log calls done was handled, or it is open.
     ``lists``: in stories of lanes and of parks the built-in workers' handlers get lists (``batch=``).
     ``redoes``: operators open what is done, in stories of every other kind; what opens is handled again, nothing else.
+    ``later``: in stories of parks some messages wait for a time, in the process or in the log.
     Raises ConfigurationError if the worker is not found.
     """
     if delivery:  # the command passes "" for None
@@ -318,8 +320,13 @@ def simulate(
         raise ConfigurationError(
             "stories of sharing are of claimed groups and at least once, without lanes, transactions or checkpoints"
         )
-    if lists and not (lanes or parks):
-        raise ConfigurationError("handlers get lists in stories of lanes or of parks only: name one of them, too")
+    if (lists and not (lanes or parks)) or (later and not parks):
+        asked = (
+            "handlers get lists in stories of lanes or of parks only"
+            if lists
+            else "messages wait for a time in stories of parks only"
+        )
+        raise ConfigurationError(f"{asked}: name one of them, too")
     numbers = range(arguments.a_whole("seeds", seeds)) if isinstance(seeds, int) else seeds
     function = load_worker(worker) if isinstance(worker, str) else worker
     report = Report(worker=lasting(worker) if isinstance(worker, str) else "" if worker is None else name_of(worker))
@@ -336,6 +343,7 @@ def simulate(
         sharing=sharing,
         lists=lists,
         redoes=redoes,
+        later=later,
     )
     run = partial(_run_one, draw, function, judge)
     for result in _run_all(run, iter(numbers), max(1, jobs)):

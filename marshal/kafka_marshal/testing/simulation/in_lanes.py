@@ -60,7 +60,7 @@ class _Handling:
             return
         self._job.fail(message, seconds)
         if isinstance(error, FailedError):
-            self.failed(Attempt.of(message))
+            self.failed(Attempt.of(message), error)
         raise error
 
     def drawn(self, message: Message) -> tuple[BaseException | None, float]:
@@ -76,7 +76,7 @@ class _Handling:
             return FailedError(), seconds
         return None, seconds
 
-    def failed(self, attempt: Attempt) -> None:
+    def failed(self, attempt: Attempt, error: BaseException) -> None:
         """A try has failed: when the next one may begin."""
         first, most = self._retry.backoff
         wait = LEAST_WAIT * min(most, first * 2 ** (attempt.number - 1))

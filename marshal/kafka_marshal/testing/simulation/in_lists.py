@@ -20,7 +20,7 @@ class InLists:
         self,
         job: Job,
         drawn: Callable[[Message], tuple[BaseException | None, float]],
-        failed: Callable[[Attempt], object],
+        failed: Callable[[Attempt, BaseException], object],
     ) -> None:
         """drawn: what a try of this message raises, if anything, and by how much longer it takes (s).
 
@@ -52,8 +52,8 @@ class InLists:
         self._job.handle_list(messages, errors, seconds)
         self._job.come_again(waiting)
         named = {place: error for place, error in enumerate(errors) if isinstance(error, Exception)}
-        for place in named:
-            self._failed(Attempt.of(messages[place]))
+        for place, error in named.items():
+            self._failed(Attempt.of(messages[place]), error)
         if named:
             raise MessagesFailedError(named)
 

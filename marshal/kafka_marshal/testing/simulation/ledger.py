@@ -253,7 +253,7 @@ class Accounts:
             Ordering(scenario, fail),
             Outputs(fail),
             CountLedger(scenario, scheduler, fail),
-            Parking(scenario, fail),
+            Parking(scenario, scheduler, fail),
             Redoing(scenario, scheduler, fail),
         )
         made.ordering.killing = made.parking.killing

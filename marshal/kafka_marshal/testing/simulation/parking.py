@@ -13,12 +13,14 @@ from kafka_marshal.observe.holes import holdings_of
 from kafka_marshal.ports import Message
 from kafka_marshal.testing.simulation.holdings import name_of
 from kafka_marshal.testing.simulation.living import Living
-from kafka_marshal.types import Key
+from kafka_marshal.testing.simulation.waits import LaterTries
+from kafka_marshal.types import Key, due_of
 from rationalizer import Outcome, Record, SettleOffsets, SettlingMessages, World, codes
 from rationalizer.holes import Hole
 
 if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.scenario import Scenario
+    from kafka_marshal.testing.simulation.scheduler import Scheduler
 
 #: Of this number of messages, one always fails; the reason under which it is set aside.
 BAD_EVERY = 13
@@ -36,8 +38,9 @@ Place = tuple[Key, int]
 class Parking:
     """Follows tries, parks, redrives and discards of one story."""
 
-    def __init__(self, scenario: Scenario, fail: Callable[[str, str], None]) -> None:
+    def __init__(self, scenario: Scenario, scheduler: Scheduler, fail: Callable[[str, str], None]) -> None:
         self._scenario = scenario
+        self.waits: LaterTries = LaterTries(scenario, scheduler, fail)
         self._fail = fail
         are_built_in = scenario.parks and all(client.worker != "yours" for client in scenario.clients)
         self.is_on: bool = are_built_in and not scenario.sharing
@@ -84,13 +87,17 @@ class Parking:
         self, process: Living, key: Key, offset: int, epoch: int, number: int, worlds: Mapping[int, World]
     ) -> None:
         """A try begins: it follows the one before, here, or by the log at the owner before."""
-        logged = next((x.attempts for x in self._waiting(worlds, key) if x.first == offset), 0)
+        hole = next((x for x in self._waiting(worlds, key) if x.first == offset), None)
+        logged = 0 if hole is None else hole.attempts
         if number < logged and self._scenario.clocks_are_trusted:
             what = f"{process.name}: try {number} of {name_of(key)} offset {offset}"
             self._fail("tries", f"{what} begins, and the log has {logged} (U1)")
         other, under, failed = self._failed.get((key, offset), (process, epoch, number - 1))
         # While most tries fail there are more than the log counts: what comes again here continues at that (U2).
         least = min(failed + 1, MAX_DELIVERIES)
+        if hole is not None and hole.is_later and (other, under) != (process, epoch) and number != logged + 1:
+            what = f"{process.name}: try {number} of {name_of(key)} offset {offset}"
+            self._fail("tries", f"{what} begins, and the log has {logged}, of a message that waited for its time (U2)")
         if (other, under) == (process, epoch) and not least <= number <= failed + 1:
             what = f"{process.name}: try {number} of {name_of(key)} offset {offset}"
             self._fail("tries", f"{what} comes after try {failed}")
@@ -104,10 +111,12 @@ class Parking:
     def lost(self, key: Key, offset: int) -> None:
         """A try does not count: its lease was not proven when it ended."""
         self._failed.pop((key, offset), None)
+        self.waits.lost((key, offset))
 
     def handled(self, key: Key, offset: int) -> None:
         """A try has succeeded."""
         self._failed.pop((key, offset), None)
+        self.waits.handled((key, offset))
 
     # What the log shows.
 
@@ -122,11 +131,16 @@ class Parking:
             if code == codes.OK and by_operator:
                 self.discarded |= {(key, offset) for offset in range(first, last + 1)}
                 self.aside |= {(key, offset) for offset in range(first, last + 1)}
+                for offset in range(first, last + 1):
+                    self.waits.ends((key, offset))
         for (first, last, _, attempts), code in zip(record.open, answers, strict=False):
             for offset in range(first, last + 1) if code == codes.OK and by_operator and attempts == 0 else ():
                 self._failed.pop((key, offset), None)
+                self.waits.ends((key, offset), is_hastened=True)
         for (offset, _, _, reason), code in zip(record.parked, answers, strict=False):
-            if code == codes.OK:
+            if code == codes.OK and (due := due_of(reason)) is not None:
+                self.waits.logged((key, offset), due, sender)
+            elif code == codes.OK:
                 self._parked(key, offset, reason, sender)
 
     def _parked(self, key: Key, offset: int, reason: str, sender: Living) -> None:
@@ -134,6 +148,7 @@ class Parking:
         was_right = reason == CRASHED and (place == self.killing or self.is_bad(key, offset))
         if sender.host.is_admin:
             self.by_operator.add(place)
+            self.waits.ends(place)
         elif not was_right and not (self.is_bad(key, offset) and place in self.aside):
             self._fail("innocent", f"{sender.name} sets {name_of(key)} offset {offset} aside ({reason})")
         self.aside.add(place)
@@ -142,6 +157,8 @@ class Parking:
         """A member released these offsets' keys, and everything that it sent has arrived: its tries are in the log."""
         if not self.is_on or sender.host.is_admin:
             return
+        if (forgotten := self.waits.not_logged(sender, key, concerns)) is not None:
+            self._fail("later", f"{sender.name} releases {name_of(key)}, and the log has no wait of offset {forgotten}")
         holes = {x.hole.first: x.hole for x in holdings_of(worlds, self._scenario.group_id) if x.key == key}
         for (of, offset), (process, _, number) in self._failed.items():
             if of == key and process is sender and concerns(offset) and (of, offset) not in self.aside:
@@ -159,6 +176,7 @@ class Parking:
             return []
         parked = {x.hole.first for x in holdings_of(worlds, self._scenario.group_id) if x.key == key}
         self._failed = {place: what for place, what in self._failed.items() if place[0] != key}
+        self.waits.repositioned(key)
         self._passed_over = {place for place in self._passed_over if place[0] != key or place[1] <= now}
         passed_over = [offset for offset in range(now + 1) if offset not in parked]
         self._passed_over |= {(key, offset) for offset in passed_over}

@@ -291,10 +291,12 @@ class Job:
         """Report that a try begins."""
         worlds = self._process.checks.log.worlds
         self.parking.tries(self._process, *place_of(attempt.message), attempt.epoch, attempt.number, worlds)
+        self.parking.waits.begins(self._process, attempt)
 
-    def failed(self, attempt: Attempt) -> None:
-        """Report that a try has failed; after the last one the message is set aside."""
+    def failed(self, attempt: Attempt, error: BaseException) -> None:
+        """Report that a try has failed, which raises this; after the last one the message is set aside."""
         message = attempt.message
+        self.parking.waits.failed(self._process, attempt, error)
         about = (attempt.epoch, attempt.number)
         self.parking.failed(self._process, *place_of(message), *about, is_last=attempt.is_last)
         if attempt.is_last:
@@ -393,6 +395,12 @@ class Job:
 
 class FailedError(Exception):
     """A try of a built-in worker fails, and its message comes again; of a block in a transaction no output is seen."""
+
+
+class LaterError(FailedError):
+    """A try fails, and ``Retry(after=…)`` says when the next one begins."""
+
+    seconds = 0.0
 
 
 class Worker(Protocol):

@@ -236,6 +236,8 @@ class Scenario:
     redoes: bool = False
     #: Whether workers with lanes, and those that set messages aside, get lists (``run(…, batch=…)``).
     lists: bool = False
+    #: Whether handlers of workers that set messages aside have some tried later, soon and in the log.
+    later: bool = False
     #: Whether partitions are shared by batches.
     sharing: bool = False
     #: Whether partitions of a coordinated group are shared by key.
@@ -300,11 +302,12 @@ class Scenario:
         sharing: bool = False,
         lists: bool = False,
         redoes: bool = False,
+        later: bool = False,
     ) -> Scenario:
         """The story of a seed; coordinated groups, workers with lanes and with transactions have different ones.
 
         worker: every second client runs the one under test. delivery: overrides the drawn one. Lanes and transactions:
-        at least once. lists: handlers of that story get lists.
+        at least once. lists: handlers of that story get lists. later: some of its messages wait for a time.
         """
         coordinated = coordinated or checkpoints
         kinds = {"groups": coordinated, "lanes": lanes, "transactions": transactions, "checkpoints": checkpoints}
@@ -331,9 +334,8 @@ class Scenario:
         clients = _with_topics(named, clients) if other else clients
         clients = _members(named, clients, fenced) if coordinated else clients
         clients = _with_lanes(named, clients) if lanes else clients
-        if transactions:
-            clients = _in_transactions(clients)
-            faults = _in_order(faults, _offsets(named, intervals))
+        clients = _in_transactions(clients) if transactions else clients
+        faults = _in_order(faults, _offsets(named, intervals) if transactions else ())
         if not worker:
             clients = _with_paces(named, clients)
             clients = clients if at_least else _with_callbacks(named, clients)
@@ -357,6 +359,7 @@ class Scenario:
             transactions=transactions,
             parks=parks,
             lists=lists,
+            later=later,
         )
         draw = _with_sharers if sharing else _with_parks if kinds["parks"] else _with_checkpoints
         found = draw(named, found) if sharing or kinds["parks"] or checkpoints else found

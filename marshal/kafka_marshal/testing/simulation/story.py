@@ -41,6 +41,7 @@ from kafka_marshal.testing.simulation.process import BOOTSTRAP, Job, Process, Wo
 from kafka_marshal.testing.simulation.recorded import Judge, Violation
 from kafka_marshal.testing.simulation.scenario import Client, Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Over, Scheduler
+from kafka_marshal.testing.simulation.waits import logging_waits
 from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC
 from kafka_marshal.topic_names import snapshots_topic
 from kafka_marshal.types import Key
@@ -436,7 +437,7 @@ class SimulatedStory:
 
     def play(self) -> None:
         """Run it in a simulated world, and leave that."""
-        with quiet(), decoded_once(), _snapshots_every(self.scenario.snapshots):
+        with quiet(), decoded_once(), _snapshots_every(self.scenario.snapshots), logging_waits(self.scenario):
             try:
                 with (
                     announced(BOOTSTRAP, self.open_cluster),
@@ -632,6 +633,7 @@ class SimulatedStory:
             self.checks.counts["checkpoints"] = self.checks.accounts.counted.states.completed
         if self.checks.accounts.redoing.is_on:
             self.checks.counts["opened"] = self.checks.accounts.redoing.opened
+        self.checks.counts |= self.checks.accounts.parking.waits.counts
         return Result(
             self.scenario,
             self.checks.broken,
