@@ -156,7 +156,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (3, 815),
     "checkpoints": (3, 623),
     "cli": (27, 8_826),
-    "client": (36, 12_577),
+    "client": (36, 12_581),
     "engine": (61, 19_130),
     "kafka_marshal": (14, 2_872),
     "metrics": (6, 1_624),
@@ -167,7 +167,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "runner": (4, 650),
     "sinks": (9, 3_770),
     "snapshots": (5, 1_026),
-    "testing": (44, 12_612),
+    "testing": (44, 12_613),
     "ui": (10, 4_357),
     "watchdog": (3, 938),
 }
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (360, 111_911)
+MOST_OF_ALL = (360, 111_916)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

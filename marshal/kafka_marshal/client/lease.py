@@ -94,9 +94,13 @@ def serve_claim(
 def _await_turn(driver: Driver, manual: ManualLease, until: float) -> None:
     """Others have asked for a free lock before. The background thread may not know yet when our turn comes."""
     turn_s = driver.engine.settings.heartbeat_interval_ms / 1000 * TURN_SHARE
-    while not (manual.refusal or manual.loss or manual.lease.pending.claim_sent_at) and driver.monotonic() < until:
+
+    def is_answered() -> bool:
+        return manual.is_proven or bool(manual.refusal or manual.loss)
+
+    while not (is_answered() or manual.lease.pending.claim_sent_at) and driver.monotonic() < until:
         with driver.condition:
-            driver.wait_for(lambda: manual.is_proven or bool(manual.refusal or manual.loss), turn_s / 4)
+            driver.wait_for(is_answered, turn_s / 4)
         with driver.lock.locked():
             pass  # what is due was done
 

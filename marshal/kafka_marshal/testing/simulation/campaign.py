@@ -306,8 +306,7 @@ def simulate(
     """
     if delivery:  # the command passes "" for None
         arguments.one_of("delivery", delivery, get_args(Delivery))
-    if lanes and delivery == "at-most-once":
-        raise ConfigurationError("consumer.run is for delivery='at-least-once', and so are stories of lanes")
+    _check_parts(lanes=lanes, parks=parks, lists=lists, later=later, delivery=delivery)
     if transactions and (lanes or delivery == "at-most-once"):
         raise ConfigurationError("stories of transactions are of delivery='at-least-once' and have no lanes")
     if parks and (transactions or checkpoints or delivery == "at-most-once"):
@@ -320,13 +319,6 @@ def simulate(
         raise ConfigurationError(
             "stories of sharing are of claimed groups and at least once, without lanes, transactions or checkpoints"
         )
-    if (lists and not (lanes or parks)) or (later and not parks):
-        asked = (
-            "handlers get lists in stories of lanes or of parks only"
-            if lists
-            else "messages wait for a time in stories of parks only"
-        )
-        raise ConfigurationError(f"{asked}: name one of them, too")
     numbers = range(arguments.a_whole("seeds", seeds)) if isinstance(seeds, int) else seeds
     function = load_worker(worker) if isinstance(worker, str) else worker
     report = Report(worker=lasting(worker) if isinstance(worker, str) else "" if worker is None else name_of(worker))
@@ -358,6 +350,16 @@ def simulate(
         report.broken[0] = shrink(report.broken[0], lambda scenario: _judged(scenario, function, judge))
     report.seconds = time.monotonic() - began
     return report
+
+
+def _check_parts(*, lanes: bool, parks: bool, lists: bool, later: bool, delivery: Delivery | None) -> None:
+    """Raises ConfigurationError if stories of lanes or of parks can't have these options."""
+    if lanes and delivery == "at-most-once":
+        raise ConfigurationError("consumer.run is for delivery='at-least-once', and so are stories of lanes")
+    if lists and not (lanes or parks):
+        raise ConfigurationError("handlers get lists in stories of lanes or of parks only: name one of them, too")
+    if later and not parks:
+        raise ConfigurationError("messages wait for a time in stories of parks only: name these, too")
 
 
 def _promise(result: Result) -> str:

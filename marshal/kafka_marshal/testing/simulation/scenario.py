@@ -337,8 +337,7 @@ class Scenario:
         clients = _in_transactions(clients) if transactions else clients
         faults = _in_order(faults, _offsets(named, intervals) if transactions else ())
         if not worker:
-            clients = _with_paces(named, clients)
-            clients = clients if at_least else _with_callbacks(named, clients)
+            clients = _with_paces(named, clients if at_least else _with_callbacks(named, clients))
             faults = _in_order(faults, _interrupts(named, clients, intervals))
         found = cls(
             seed=seed,
