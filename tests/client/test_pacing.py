@@ -13,6 +13,7 @@ import pytest
 
 from kafka_marshal import Batches, CheckpointPolicy, ConfigurationError, Group, Marshal, Rate, Retry, Transactions, aio
 from kafka_marshal.client.handling import MOST_WAITING
+from kafka_marshal.client.rates import TopicPriorities
 from kafka_marshal.instance import release
 from kafka_marshal.node.driver import RECORD
 from kafka_marshal.testing import MemoryKafka
@@ -90,6 +91,7 @@ def listed(message: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
+        ({"priority": TopicPriorities({"order": 0})}, "priority= of run.* has the topic 'order', which"),
         ({"rate": {"order": 1}}, "has the topic 'order', which this consumer does not read; did you mean 'orders'"),
         ({"rate": "fast"}, "rate must be a number above 0"),
         ({"rate": {1: 1}}, "a topic of rate="),

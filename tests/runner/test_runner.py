@@ -22,7 +22,7 @@ import click
 import pytest
 
 from kafka_marshal import ConfigurationError, Worker
-from kafka_marshal.cli.work import _rate
+from kafka_marshal.cli.work import _priority, _rate
 from kafka_marshal.runner.child import WholeLines
 from kafka_marshal.runner.parent import MOST_SILENT, Child, merged
 from kafka_marshal.testing.layout import free_ports
@@ -281,6 +281,28 @@ def test_rates_of_the_command(given: tuple[str, ...], found: object) -> None:
 def test_what_is_no_rate_is_refused(given: tuple[str, ...], text: str) -> None:
     with pytest.raises((click.UsageError, ConfigurationError), match=text):
         _rate(given)
+
+
+@pytest.mark.broker
+def test_a_priority_of_the_command_says_which_topic_begins_first(scene: Scene, start: Start) -> None:
+    (low, high), (port,) = (scene.topic(1, 30), scene.topic(1, 30)), free_ports(1)
+    handle = "def handle(message):\n    print('begun', message.topic())\n"
+    topics = ("--topics", f"{low},{high}", "--concurrency", "1", "--rate", "20")
+    runner = start(handle, *topics, "--priority", f"{low}=0", "--port", str(port))
+    wait_until(lambda: runner.said().count(f"begun {high}") == 30)
+    begun = re.findall(r"begun (\S+)", runner.said())
+    late = begun[begun.index(high) :][:20]
+    assert late.count(high) > late.count(low), "one in ten is of the lower one"
+
+
+def test_priorities_of_the_command() -> None:
+    found = _priority(("backfill=0", "a=b=7"))
+    assert found is not None
+    assert found.levels == {"backfill": 0, "a=b": 7}
+    assert _priority(()) is None
+    for wrong in (("backfill",), ("=1",), ("a=10",), ("a=x",), ("a=1", "a=2")):
+        with pytest.raises(click.UsageError, match="TOPIC=0 to TOPIC=9"):
+            _priority(wrong)
 
 
 @pytest.mark.broker

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kafka_marshal.cli.options import Options
+    from kafka_marshal.client.rates import TopicPriorities
     from kafka_marshal.ports import Cluster
     from kafka_marshal.runner import Worker
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 @click.option("--dead-letters", metavar="TOPIC", help="For messages whose last try failed. (Else a process ends.)")
 @click.option("--park", is_flag=True, default=None, help="Or set them aside in the group's log.")
 @click.option("--rate", multiple=True, metavar="[TOPIC=]N", help="At most N tries a second in each. Repeatable.")
+@click.option("--priority", multiple=True, metavar="TOPIC=0…9", help="Begins first: 9, as others do. Repeatable.")
 @click.option("--drain", type=float, metavar="SECONDS", help="What handlers have to return after SIGTERM (30).")
 @click.option("--port", type=int, help="Serve /metrics, /livez, /readyz and /lag of all here.")
 @click.option("--host", help="And on this address (127.0.0.1).")
@@ -71,9 +73,10 @@ def _worker(options: Options, handler: str | None, app: str | None, given: dict[
 
     sys.path.insert(0, os.getcwd())
     found = {name: value for name, value in given.items() if value is not None}
-    rate = _rate(found.pop("rate"))
+    rate, priority = _rate(found.pop("rate")), _priority(found.pop("priority"))
     settings: dict[str, Any] = {name: found.pop(name) for name in ("dead_letters", "park") if name in found}
     settings |= {} if rate is None else {"rate": rate}
+    settings |= {} if priority is None else {"priority": priority}
     if "topics" in found:
         found["topics"] = tuple(name.strip() for name in found["topics"].split(","))
     if handler is not None:
@@ -116,6 +119,16 @@ def _rate(given: Sequence[str]) -> float | dict[str, float] | None:
     rate = found.get("", found)
     checked_rates(rate)
     return rate
+
+
+def _priority(given: Sequence[str]) -> TopicPriorities | None:
+    """What ``run(priority=…)`` takes, of several "backfill=0"; None: nothing is given."""
+    from kafka_marshal.client.rates import LEVELS, TopicPriorities
+
+    found = dict(each.rpartition("=")[::2] for each in given)
+    if len(found) != len(given) or not all(found) or not set(found.values()) <= set(map(str, range(LEVELS))):
+        raise click.UsageError("--priority: TOPIC=0 to TOPIC=9, one for each topic. Nothing was started")
+    return TopicPriorities({topic: int(level) for topic, level in found.items()}) if found else None
 
 
 def _problems(worker: Worker, timeout_s: float) -> list[str]:

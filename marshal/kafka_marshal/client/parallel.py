@@ -105,10 +105,12 @@ class Runner:
         self._runtime = consumer._driver.cluster.runtime
         if options.is_durable:
             consumer._require_sharing_level("run(…, park=True) and Retry(durable=True)")
-        if options.rates:
-            from kafka_marshal.client.rates import check_topics  # not for other runs
+        if options.is_paced:
+            from kafka_marshal.client.rates import TopicPriorities, check_topics  # not for other runs
 
             check_topics(options.rates, consumer._engine.subscription)
+            if isinstance(options.priority, TopicPriorities):
+                check_topics(options.priority.levels, consumer._engine.subscription, "priority")
         self._lanes = lanes = self._made()
         ready = max(READY_EACH * options.concurrency, READY_LEAST)
         if options.is_paced:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 
 from kafka_marshal import arguments
@@ -56,11 +56,21 @@ def _a_rate(name: str, given: object) -> Rate:
     return given if isinstance(given, Rate) else Rate(arguments.a_rate(name, given))
 
 
-def check_topics(rates: Mapping[str, Rate], subscription: Subscription) -> None:
-    """Raises ConfigurationError for a rate of a topic that the consumer does not read."""
-    for topic in filter(None, rates):
+@dataclass(frozen=True, slots=True)
+class TopicPriorities:
+    """A function for ``run(priority=…)`` that other processes can be sent: by topic; others have 9."""
+
+    levels: Mapping[str, int]
+
+    def __call__(self, message: Message) -> int:
+        return self.levels.get(message.topic() or "", LEVELS - 1)
+
+
+def check_topics(given: Collection[str], subscription: Subscription, name: str = "rate") -> None:
+    """Raises ConfigurationError for a topic in a parameter that the consumer does not read."""
+    for topic in filter(None, given):
         if not (topic in subscription.names or any(each.match(topic) for each in subscription.patterns)):
             raise ConfigurationError(
-                f"rate= of run(…) has the topic {topic!r}, which this consumer does not read"
+                f"{name}= of run(…) has the topic {topic!r}, which this consumer does not read"
                 f"{arguments.near(topic, subscription.topics)} Nothing was delivered. Name topics of consumer([…])"
             )
