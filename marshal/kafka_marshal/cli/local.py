@@ -19,8 +19,8 @@ from kafka_marshal.topic_names import DEFAULT_TOPIC
 if TYPE_CHECKING:
     from kafka_marshal.cli.options import Options
 
-#: Beside the package in its source tree; not installed with it.
-EXAMPLES = Path(__file__).parents[3] / "examples"
+#: Beside the package in its source tree, or in the working directory; not installed with it.
+EXAMPLES = Path(__file__).parents[3] / "examples", Path("examples").absolute()
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -114,13 +114,14 @@ def demo(options: Options, /, directory: Path, no_watchdog: bool, **given: Any) 
             "work. Nothing was done. Leave --topic out.",
             WRONG_USE,
         )
-    if not (EXAMPLES / "flights").is_dir():
+    found = next((str(folder) for folder in EXAMPLES if (folder / "flights").is_dir()), None)
+    if found is None:
         raise CommandError(
             "the demo is not part of the installed package: it is the folder examples/flights of the source. Nothing "
-            "was done. Get the source (a clone, or the source package), and run make demo there.",
+            "was done. Get the source (a clone, or the source package), and run make demo, or this command, there.",
             WRONG_USE,
         )
-    sys.path.insert(0, str(EXAMPLES))
+    sys.path.insert(0, found)
     try:
         from flights.options import DemoOptions
         from flights.run import run
