@@ -195,7 +195,7 @@ def test_without_the_source_it_is_said_where_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The wheel contains the command but not the project that it runs."""
-    monkeypatch.setattr("kafka_marshal.cli.local.EXAMPLES", tmp_path)
+    monkeypatch.setattr("kafka_marshal.cli.local.EXAMPLES", (tmp_path,))
     assert main(["demo", "--dir", str(tmp_path / "out")]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "examples/flights of the source" in said and "Nothing was done" in said
