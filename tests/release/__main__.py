@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.release import installed as use
-from tests.release.packages import build, built, problems_of, tree_of
+from tests.release.packages import build, built, commit_of, problems_of, tree_of
 
 
 def main() -> int:
@@ -23,7 +23,7 @@ def main() -> int:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kafka-marshal-release-") as name:
         folder = Path(name)
-        wheel, source = packages(folder, chosen.revision)
+        wheel, source = packages(folder, commit_of(chosen.revision))
         if not chosen.only_build:
             uses(folder, wheel, source)
         chosen.out.mkdir(parents=True, exist_ok=True)
@@ -33,11 +33,11 @@ def main() -> int:
     return 0
 
 
-def packages(folder: Path, revision: str) -> tuple[Path, Path]:
+def packages(folder: Path, commit: str) -> tuple[Path, Path]:
     """Wheel and source package, built twice in different folders."""
     twice = []
     for place in ("one", "another-folder"):
-        epoch = tree_of(revision, folder / place)
+        epoch = tree_of(commit, folder / place)
         twice.append(built(folder / place, folder / f"out-{place}", epoch))
     for one, other in zip(*twice, strict=True):
         if one.read_bytes() != other.read_bytes():

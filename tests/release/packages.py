@@ -28,6 +28,12 @@ PACKAGES = ("kafka_marshal/", "rationalizer/", f"kafka_marshal-{RELEASE}.dist-in
 _RELATIVE = re.compile(r"\]\((?!https?://|#)([^)]+)\)")
 
 
+def commit_of(revision: str) -> str:
+    """The commit that this names now."""
+    command = ["git", "rev-parse", "--verify", f"{revision}^{{commit}}"]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def tree_of(revision: str, folder: Path) -> int:
     """Unpack a commit's files into the folder. Returns its time (s since 1970)."""
     packed = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, capture_output=True).stdout
