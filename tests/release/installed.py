@@ -1,4 +1,4 @@
-"""A wheel in an environment of its own, in an empty folder: what users do first, without a checkout."""
+"""A wheel in its environment, in an empty folder: what users do first, without a checkout."""
 
 from __future__ import annotations
 

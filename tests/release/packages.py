@@ -61,7 +61,7 @@ def build(tree: Path, out: Path, epoch: int, *options: str) -> None:
 
 
 def normalize(source: Path, epoch: int) -> None:
-    """Pack a source package anew: in order, with one time, of nobody. setuptools keeps the times of what it makes."""
+    """Pack a source package again: in order, with one time, without an owner. setuptools keeps the times of what it makes."""
     packed = BytesIO()
     with (
         tarfile.open(source) as given,
