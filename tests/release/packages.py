@@ -61,7 +61,7 @@ def build(tree: Path, out: Path, epoch: int, *options: str) -> None:
 
 
 def normalize(source: Path, epoch: int) -> None:
-    """Pack a source package again: in order, without an owner, with one time, as setuptools keeps those of its files."""
+    """Pack a source package again: in order, without an owner, with one time: setuptools keeps those of its files."""
     packed = BytesIO()
     with (
         tarfile.open(source) as given,
