@@ -155,8 +155,8 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "admin": (18, 7_389),
     "archive": (3, 815),
     "checkpoints": (3, 623),
-    "cli": (27, 8_826),
-    "client": (36, 12_581),
+    "cli": (27, 8_840),
+    "client": (36, 12_593),
     "engine": (61, 19_130),
     "kafka_marshal": (14, 2_872),
     "metrics": (6, 1_624),
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (360, 111_916)
+MOST_OF_ALL = (360, 111_942)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
