@@ -13,6 +13,7 @@ from tests.campaigns.freezes import Crowd, freeze
 from tests.campaigns.modes import story as modes
 from tests.campaigns.parks import story as parks
 from tests.campaigns.reads import story as reads
+from tests.campaigns.redos import story as redos
 from tests.campaigns.sharing import story as sharing
 from tests.campaigns.transactions import campaign as transactions
 
@@ -51,6 +52,30 @@ def test_each_message_is_handled_in_order_or_set_aside_and_redriven(kafka_broker
     for kind in options.kinds:
         assert result.counts[f"{kind}: set aside"] >= 1
         assert result.counts[f"{kind}: handled"] >= 500
+
+
+def test_each_row_is_written_once_more_for_each_redo_of_its_message(kafka_broker: RunningKafka) -> None:
+    options = redos.Options(
+        kills=2,
+        redos=5,
+        most_s=420.0,
+        rate=20.0,
+        workers=1,
+        seed=3,
+        hi_ms=1_000,
+        kill_every_s=4.0,
+        stop_every_s=10.0,
+        leave_every_s=20.0,
+        redo_every_s=0.3,
+    )
+    with redos.in_memory() as where:
+        result = run_campaign(redos.Redos, replace(options, where=where), kafka_broker)
+    counts = result.counts
+    assert result.violations == [], result.folder
+    assert counts["kills"] >= options.kills
+    assert counts["redos"] >= options.redos
+    assert min(counts["redone"], counts["undone"], counts["operators killed"], counts["carried on"]) >= 1
+    assert min(counts[f"{kind}: handled"] for kind in options.kinds) > counts["messages"]
 
 
 @pytest.mark.parametrize("gentle", [True, False], ids=["opened-and-closed", "killed-and-stopped"])
