@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from random import Random
 
@@ -32,6 +34,10 @@ KINDS = (
 LONGEST = 4.0
 
 
+def _heard_of_loss(calls: list[str], _: Leader) -> None:
+    calls.append("loss")
+
+
 class Account:
     """What the processes of a story believe, and what is reported to them. A broken promise is an error of a worker."""
 
@@ -46,18 +52,19 @@ class Account:
     def contends(self, job: Job) -> None:
         """A worker: leads one name or the other, for some heartbeat intervals at a time."""
         with job.marshal() as marshal:
-            while not marshal.stopping:
+            stops: Callable[[], bool] = partial(getattr, marshal, "stopping")
+            while not stops():
                 name, calls = job.random.choice(NAMES), list[str]()
                 try:
                     with marshal.lead(
                         name,
                         timeout=3 * HI / 1000,
-                        on_win=lambda leader, calls=calls: self._won(job, leader, calls),
-                        on_loss=lambda _, calls=calls: calls.append("loss"),
+                        on_win=partial(self._won, job, calls),
+                        on_loss=partial(_heard_of_loss, calls),
                     ) as leader:
                         self._leaders.append((job, leader))
                         until = job.monotonic() + job.random.uniform(1, 12) * HI / 1000
-                        while not marshal.stopping and (job.monotonic() < until or not self._resigns):
+                        while not stops() and (job.monotonic() < until or not self._resigns):
                             self._look(name)
                             job.sleep(0.05 * HI / 1000)
                 except (HeldError, ClaimTimeoutError):
@@ -65,7 +72,7 @@ class Account:
                 if (calls and calls[-1] != "loss") or any(one == other for one, other in pairwise(["loss", *calls])):
                     raise RuntimeError(f"{name}: a leader that has resigned heard {calls}")
 
-    def _won(self, job: Job, leader: Leader, calls: list[str]) -> None:
+    def _won(self, job: Job, calls: list[str], leader: Leader) -> None:
         calls.append("win")
         try:
             token = leader.token

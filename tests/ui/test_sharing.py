@@ -169,7 +169,8 @@ def test_a_redo_is_the_command_of_one_partition_or_of_topics() -> None:
     body = {"group": GROUP, "topics": [DATA, "-x"], "time": "30m..10m", "key": "customer-7"}
     words = ["redo", "--yes", "--time=30m..10m", "--key=customer-7", "--", GROUP, DATA, "-x"]
     assert words_of("redo", body, dry_run=False) == words
-    for wrong in ({"topics": []}, {"topics": [7]}, {"topics": DATA}, {"time": ""}, {"key": 7}):
+    changes: list[dict[str, Any]] = [{"topics": []}, {"topics": [7]}, {"topics": DATA}, {"time": ""}, {"key": 7}]
+    for wrong in changes:
         with pytest.raises(ValueError, match="Nothing was changed"):
             words_of("redo", {**body, **wrong}, dry_run=True)
 

@@ -9,12 +9,12 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
+from kafka_marshal.adapters.message import Message
 from kafka_marshal.client import waiting
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.breaker import SLOWEST_PACE_MS
 from kafka_marshal.client.handling import RetryAfter
 from kafka_marshal.engine.work.lane import Lane
-from kafka_marshal.ports import Message
 from kafka_marshal.testing.simulation.holdings import name_of, place_of
 from kafka_marshal.testing.simulation.living import Living
 from kafka_marshal.testing.simulation.network import BROKER_EPOCH_MS
