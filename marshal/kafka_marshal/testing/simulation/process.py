@@ -400,7 +400,7 @@ class FailedError(Exception):
 class LaterError(FailedError):
     """A try fails, and ``Retry(after=…)`` says when the next one begins."""
 
-    seconds = 0.0
+    seconds: float = 0.0
 
 
 class Worker(Protocol):
