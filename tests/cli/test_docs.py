@@ -13,7 +13,7 @@ import pytest
 from kafka_marshal.cli import app, failures, status
 from kafka_marshal.cli.output import Cell, Column, Field, Rows
 from kafka_marshal.observe.checkpoints import checkpoints_json
-from rationalizer import ClaimingPartition, Heartbeat, ReleaseGroup
+from rationalizer import ClaimingPartition, Heartbeat, ReleaseGroup, SettlingMessages
 from tests.cli.harness import Command
 from tests.cli.test_kafka import A, Append, append, cluster, data
 
@@ -50,10 +50,13 @@ def slim(found: set[str]) -> set[str]:
 def test_fields_are_those_of_the_page(kafka: Command, append: Append, data: str, args: list[str]) -> None:
     epoch = append(ClaimingPartition("host/17/1.0/x", *A[1:], data, 0, 100_000))
     append(Heartbeat("host/17/1.0/x", *A[1:], data, 0, epoch, 23))  # lost: it has 10
+    if args[0] == "who":
+        opened = ((3, 5, None, 0),)
+        append(SettlingMessages("x", "admin", "g", data, 0, None, epoch + 9, open=opened, redo=True))
     append(ReleaseGroup("x", "admin", "g", int(time.time() * 1000) + 600_000), 0)
     found = slim(fields(kafka(*(arg.format(data=data) for arg in args), "--json").json))
     wanted = documented(args[0]) - {"answers[]"}
-    optional = {"notes[]", "history[]", "answer", "left_out[]", "warnings[]"}
+    optional = {"notes[]", "history[]", "redone[]", "answer", "left_out[]", "warnings[]"}
     optional |= {path for path in wanted if path.startswith("leases[].sharers[]")} | {"leases[].sharers"}
     of_answer = {path for path in found if re.match(r"answer(s\[\])?\.", path) and path not in wanted}
     assert {re.sub(r"^answer(s\[\])?\.", "history[].", path) for path in of_answer} <= wanted | {
