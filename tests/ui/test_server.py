@@ -236,7 +236,7 @@ def test_steering_needs_the_token_the_origin_and_json(archive: Histories) -> Non
 
 def test_names_can_not_pass_for_options() -> None:
     body = {"group": "--force", "topic": "--yes", "partition": 3, "member": "--wait=1h", "expires": "5m", "to": "--yes"}
-    body |= {"offset": 9}
+    body |= {"offset": 9, "time": "--yes", "key": "--yes"}
     for action in ACTIONS:
         words = words_of(action, body, dry_run=True)
         separator = words.index("--")
