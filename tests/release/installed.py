@@ -24,7 +24,7 @@ EXTRAS = {
     "delta": "kafka_marshal.sinks; kafka_marshal.sinks.DeltaSink; import deltalake",
     "bucket": "kafka_marshal.checkpoints; kafka_marshal.checkpoints.Bucket; import fsspec, s3fs",
     "prometheus": "kafka_marshal.metrics.prometheus",
-    "opentelemetry": "kafka_marshal.metrics.opentelemetry",
+    "opentelemetry": "kafka_marshal.metrics.otel",
     "ui": "kafka_marshal.ui.server",
     "simulation": "kafka_marshal.testing.simulation",
     "test": "kafka_marshal.testing.plugin",
