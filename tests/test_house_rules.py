@@ -155,7 +155,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "admin": (18, 7_389),
     "archive": (3, 815),
     "checkpoints": (3, 623),
-    "cli": (27, 8_840),
+    "cli": (27, 8_839),
     "client": (36, 12_593),
     "engine": (61, 19_130),
     "kafka_marshal": (14, 2_872),
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (360, 111_942)
+MOST_OF_ALL = (360, 111_941)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -41,7 +41,7 @@ from kafka_marshal.cli.output import (
 )
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.observe.rows import STATES
-from kafka_marshal.observe.text import clock_text, local_ms, names_of, no_group, time_text
+from kafka_marshal.observe.text import clock_text, listed, local_ms, names_of, no_group, time_text
 from kafka_marshal.secret import visible
 from rationalizer import route_group, route_lease
 from rationalizer.limits import MAX_PARTITION
@@ -579,9 +579,8 @@ _MOST_RANGES = 20
 
 
 def _ranges_text(ranges: list[tuple[int, int]]) -> str:
-    shown = [f"{first}" if first == last else f"{first}-{last}" for first, last in ranges[:_MOST_RANGES]]
-    more = [f"and {len(ranges) - _MOST_RANGES:,} ranges more"] if len(ranges) > _MOST_RANGES else []
-    return f"{sum(last - first + 1 for first, last in ranges):,}: {', '.join([*shown, *more])}"
+    shown = [f"{first}" if first == last else f"{first}-{last}" for first, last in ranges]
+    return f"{sum(last - first + 1 for first, last in ranges):,}: {listed(shown, _MOST_RANGES)}"
 
 
 def _why_lost(options: Options, owned: Ownership) -> str:
