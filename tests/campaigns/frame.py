@@ -40,6 +40,9 @@ AWAY = (AdminError, KafkaException, KafkaUnavailableError)
 #: How long a worker may take to end after SIGTERM (s), also while the broker is away.
 LEAVES_S = 45.0
 
+#: By this time at most (s) faults last longer, until the least that a campaign asks for has happened.
+MOST_LATE_S = 180.0
+
 #: Without faults something changes within this time (s), or the group is stuck.
 STILL_S = 90.0
 
@@ -66,6 +69,8 @@ class Settings:
     seed: int = 1
     partitions: int = 2
     hi_ms: int = 500
+    #: The least of what is counted while faults last: a busy machine does less in the same time.
+    least: Mapping[str, int] = field(default_factory=dict)
     #: Keep the folder, even if every promise was kept.
     keep: bool = False
 
@@ -502,7 +507,12 @@ class Campaign(Generic[SettingsT]):
     def befall(self) -> None:
         """Faults, until ``goes_on`` says that there are no more."""
         schedule, told = Schedule(self.faults(), self.rng, self.counts, self.say), time.monotonic()
-        while self.goes_on() and self.operator.failure is None and not self._failures:
+        late = None
+        while self.operator.failure is None and not self._failures:
+            if not self.goes_on():
+                late = late or time.monotonic() + MOST_LATE_S
+                if time.monotonic() > late or all(self.counts[x] >= n for x, n in self.options.least.items()):
+                    break
             self.tend()
             schedule.turn()
             if (now := time.monotonic()) > told + 10:

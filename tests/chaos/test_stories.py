@@ -44,10 +44,10 @@ def test_each_message_is_handled_in_order_or_set_aside_and_redriven(kafka_broker
         stop_every_s=3.0,
         leave_every_s=4.0,
         operator_every_s=1.0,
+        least={"kills": 2},
     )
     result = run_campaign(parks.Parks, options, kafka_broker)
     assert result.violations == [], result.folder
-    assert result.counts["kills"] >= options.kills
     assert result.counts["killed by a message"] >= 5
     for kind in options.kinds:
         assert result.counts[f"{kind}: set aside"] >= 1
@@ -67,6 +67,7 @@ def test_each_row_is_written_once_more_for_each_redo_of_its_message(kafka_broker
         stop_every_s=10.0,
         leave_every_s=20.0,
         redo_every_s=0.3,
+        least=dict.fromkeys(("redone", "undone", "operators killed", "carried on"), 1),
     )
     with redos.in_memory() as where:
         result = run_campaign(redos.Redos, replace(options, where=where), kafka_broker)
@@ -74,7 +75,7 @@ def test_each_row_is_written_once_more_for_each_redo_of_its_message(kafka_broker
     assert result.violations == [], result.folder
     assert counts["kills"] >= options.kills
     assert counts["redos"] >= options.redos
-    assert min(counts["redone"], counts["undone"], counts["operators killed"], counts["carried on"]) >= 1
+    assert all(counts[name] >= times for name, times in options.least.items())
     assert min(counts[f"{kind}: handled"] for kind in options.kinds) > counts["messages"]
 
 
@@ -82,7 +83,7 @@ def test_each_row_is_written_once_more_for_each_redo_of_its_message(kafka_broker
 def test_no_message_is_lost_and_each_comes_in_order_to_the_member_with_its_key(
     kafka_broker: RunningKafka, gentle: bool
 ) -> None:
-    options = reads.Options(seconds=10.0, backlog=5_000, seed=3, kill_every_s=3.0, stop_every_s=3.0, gentle=gentle)
+    options = reads.Options(seconds=6.0, backlog=5_000, seed=3, kill_every_s=3.0, stop_every_s=3.0, gentle=gentle)
     result = run_campaign(reads.Reads, options, kafka_broker)
     assert result.violations == [], result.folder
     assert result.counts["handled"] >= result.counts["messages"] > options.backlog
@@ -114,7 +115,7 @@ def test_no_message_is_lost_and_each_is_in_one_hand_at_a_time(kafka_broker: Runn
 )
 def test_each_output_is_read_once_and_in_order(kafka_broker: RunningKafka, coordinated: bool) -> None:
     options = transactions.Options(
-        kills=8, seed=5, coordinated=coordinated, stop_every_s=1.5, operator_every_s=1.0, most_s=60.0
+        kills=8, seed=5, coordinated=coordinated, stop_every_s=1.5, operator_every_s=1.0, most_s=240.0
     )
     result = run_campaign(transactions.Transactions, options, kafka_broker)
     assert result.violations == [], result.folder
@@ -133,7 +134,7 @@ def test_states_are_those_of_a_plain_count(kafka_broker: RunningKafka, kind: str
         workers=("loop", "run", "batches"),
         partitions=4,
         life_s=3.0,
-        most_s=12.0,
+        most_s=60.0,
         stop_every_s=3.0,
         operator_every_s=1.5,
         deploy_every_s=5.0,

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.flaky(reruns=0)
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # on a busy machine
 @pytest.mark.parametrize("coordinated", [False, True])
-def test_three_seeds(coordinated: bool) -> None:
+def test_two_seeds(coordinated: bool) -> None:
     report = Report()
-    for seed in range(3):
+    for seed in range(2):
         report.add(simulate_one(Scenario.from_seed(seed, intervals=40, coordinated=coordinated, lanes=True)))
     report.raise_for_violation()
-    assert report.counts["messages"] > 1_500
+    assert report.counts["messages"] > 1_000
     assert report.counts["repeats"] > 3
 
 

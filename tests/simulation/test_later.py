@@ -32,7 +32,7 @@ played = cache(simulate_one)
 
 
 @pytest.mark.parametrize("groups", [False, True])
-@pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [1, pytest.param(200, marks=pytest.mark.campaign)])
 def test_nothing_begins_too_early_or_waits_for_ever(groups: bool, seeds: int) -> None:
     report = Report()
     for seed in range(seeds):

@@ -46,12 +46,12 @@ def test_a_lease_that_comes_back_while_its_last_commit_hangs_ends_no_run() -> No
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # on a busy machine
 @pytest.mark.parametrize("coordinated", [False, True])
-def test_half_a_dozen_seeds(coordinated: bool) -> None:
+def test_three_seeds(coordinated: bool) -> None:
     report = Report()
-    for seed in range(10, 16):
+    for seed in range(10, 13):
         report.add(simulate_one(Scenario.from_seed(seed, intervals=40, transactions=True, coordinated=coordinated)))
     report.raise_for_violation()
-    assert report.counts["outputs"] > 2_000
+    assert report.counts["outputs"] > 1_000
 
 
 def test_a_broker_that_fences_no_producer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

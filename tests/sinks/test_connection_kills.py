@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from kafka_marshal.errors import LeaseLostError
 from tests.broker.helpers import REPOSITORY
 from tests.client.conftest import Scene
 from tests.sinks.programs import Program
@@ -64,7 +65,7 @@ class Workers:
             if status is not None:
                 assert status == -signal.SIGKILL, (name, status)
                 self.deaths += 1
-                self.about["dies"] = 0.0 if self.deaths > 6 else self.about["dies"]
+                self.about["dies"] = 0.0 if self.deaths > 3 else self.about["dies"]
                 self.start(name)
                 return
 
@@ -101,7 +102,10 @@ def run(
         left = PARTITIONS
         with scene.member("c").consumer([topic]) as last:
             for batch in last.batches(max_messages=50, timeout=0.05):
-                new = program.write(batch, "c")
+                try:
+                    new = program.write(batch, "c")
+                except LeaseLostError:  # a busy machine: its heartbeats were late; it comes again
+                    continue
                 batch.done()
                 assert new in ([], [messages]), new
                 left -= len(new)
@@ -124,8 +128,8 @@ def test_each_row_is_written_once(
     name: str, form: str, scene: Scene, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     seed = random.SystemRandom().randrange(1_000_000)
-    deaths, found = run(scene, opened(name, request, tmp_path), form, 100, seed, 0.1 if form == "batches" else 0.01)
-    check(found, 100)
+    deaths, found = run(scene, opened(name, request, tmp_path), form, 60, seed, 0.5 if form == "batches" else 0.03)
+    check(found, 60)
     assert deaths > 0, seed
 
 

@@ -118,7 +118,17 @@ def story(scene: Scene, kind: Kind, request: pytest.FixtureRequest) -> Iterator[
 RIGHT = Counter({("A", 2): 100, ("B", 2): 100, **{(key, 1): 100 for key in KEYS[2:]}})
 
 
-@pytest.mark.parametrize("story", ["handlers", "claims", "batches", "group"], indirect=True)
+@pytest.mark.parametrize(
+    ("kind", "story"),
+    [
+        ("sqlite", "handlers"),
+        ("sqlite", "batches"),
+        ("postgres", "handlers"),
+        ("postgres", "claims"),
+        ("postgres", "group"),
+    ],
+    indirect=True,
+)
 def test_each_row_is_there_once_and_right_though_the_owner_dies(story: Story, tmp_path: Path) -> None:
     """``times`` says how often each was written: those of A and B twice, whatever was handled a third time."""
     file = tmp_path / "plan.json"

@@ -275,9 +275,8 @@ class Options:
     broker_every_s: float = 45.0
     #: All groups are coordinated.
     groups: bool = False
-    #: At least this many deaths, anywhere and at fail points: until then the minutes last up to ten times as long.
-    least_kills: int = 0
-    least_points: int = 0
+    #: The least of kills, of those at points, stops and faults by kind: until then it lasts up to ten times as long.
+    least: Mapping[str, int] = field(default_factory=dict)
     #: Names of places whose workers are never killed.
     steady: tuple[str, ...] = ()
     #: Keep the folder, even if every promise was kept.
@@ -410,7 +409,7 @@ class _Campaign:
         }
         due = {name: began + mean * rng.uniform(0.5, 1.5) for name, mean in every.items() if mean}
         told = began
-        while (now := time.monotonic()) < began + options.minutes * 60 * (1 if self._is_enough(fleet) else 10):
+        while (now := time.monotonic()) < began + options.minutes * 60 * (1 if self._is_enough(fleet, ground) else 10):
             fleet.turn()
             for name in [name for name, at in due.items() if now >= at]:
                 if name == "stop":
@@ -427,9 +426,10 @@ class _Campaign:
                 )
             time.sleep(0.02)
 
-    def _is_enough(self, fleet: Fleet) -> bool:
-        counts, options = fleet.counts, self.options
-        return counts.kills >= options.least_kills and sum(counts.points.values()) >= options.least_points
+    def _is_enough(self, fleet: Fleet, ground: Ground) -> bool:
+        ends = fleet.counts
+        counts = Counter(kills=ends.kills, points=ends.points.total(), stops=ends.stops) + ground.counts
+        return all(counts[name] >= times for name, times in self.options.least.items())
 
     def _peace(self, fleet: Fleet, follower: Follower, ends: dict[tuple[str, int], int]) -> tuple[float, float]:
         """Without faults: (HI until everything is owned, HI until everything is done), infinite if never."""

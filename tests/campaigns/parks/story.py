@@ -31,9 +31,6 @@ from tests.campaigns.process import POISON
 #: Kind of group → of its workers.
 KINDS = {"claimed": "run", "coordinated": "pieces"}
 
-#: What was asked for comes later than that by at most this time (s).
-MOST_LATE_S = 60.0
-
 #: Values of odd messages, and their shares.
 ODD = {BAD: 0.006, FLAKY: 0.02, SLOW: 0.002}
 
@@ -45,8 +42,6 @@ class Options(Settings):
     #: What happens: faults, or a story of an outage.
     story: str = "faults"
     seconds: float = 180.0
-    #: Faults continue until this number of workers was killed: on a busy machine they begin late.
-    kills: int = 2
     #: Messages in a second, in all partitions.
     rate: float = 200.0
     kinds: tuple[str, ...] = tuple(KINDS)
@@ -135,8 +130,7 @@ class Parks(Campaign[Options]):
         return every | {self.redrive: every[self.redrive] / 2}
 
     def goes_on(self) -> bool:
-        late = 0.0 if self.counts["kills"] >= self.options.kills else MOST_LATE_S
-        return time.monotonic() < self.began + self.options.seconds + late
+        return time.monotonic() < self.began + self.options.seconds
 
     # The operator.
 
