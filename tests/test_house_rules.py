@@ -157,7 +157,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "checkpoints": (3, 623),
     "cli": (27, 8_839),
     "client": (36, 12_593),
-    "engine": (61, 19_130),
+    "engine": (61, 19_162),
     "kafka_marshal": (14, 2_872),
     "metrics": (6, 1_624),
     "node": (17, 4_521),
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (360, 111_941)
+MOST_OF_ALL = (360, 111_973)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -495,7 +495,7 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.work.consumer.ConsumerEngine": (34, 20),
     "kafka_marshal.engine.work.delivery.Delivery": (35, 15),
     "kafka_marshal.engine.work.lane.Lane": (2, 18),
-    "kafka_marshal.engine.work.lanes.Lanes": (49, 26),
+    "kafka_marshal.engine.work.lanes.Lanes": (50, 26),
     "kafka_marshal.engine.work.positions.Positions": (30, 9),
     "kafka_marshal.engine.work.run.Run": (29, 24),
     "kafka_marshal.engine.work.tracker.Tracker": (30, 10),

@@ -207,6 +207,19 @@ def test_only_the_run_that_owns_the_lanes_gets_retries(bench: Bench) -> None:
     assert bench.lanes.due(3.0, bench.call) == [a]
 
 
+def test_a_lane_that_handlers_were_given_twice_waits_for_the_time_of_its_next_try(bench: Bench) -> None:
+    """An operator settled its first message while it waited for a handler: for its second one it was given again."""
+    one = bench.assignment()
+    (a,) = bench.spread(one, records("aa"))
+    bench.lanes.skip(one, 0)
+    assert bench.begin(a) == 1
+    bench.failed(a, due=9.0)
+    assert bench.begin(a) is None
+    assert bench.lanes.due(8.0, bench.call) == []
+    assert bench.lanes.due(9.0, bench.call) == [a]
+    assert bench.begin(a) == 1
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_run_shrinks_to_what_is_not_done(bench: Bench, seed: int) -> None:
     """One endless message keeps neither its neighbours in memory nor their progress from the log."""
@@ -395,6 +408,17 @@ def test_u3_an_open_message_that_waited_for_its_time_comes_before_later_ones() -
     buffer.put_open(messages[0], 0)
     taken = [buffer.take(10) for _ in range(buffer.size)]
     assert taken == [([messages[0]], 0), ([messages[1]], 0), ([messages[2]], 2), ([messages[3]], 3)]
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_u3_an_open_message_comes_after_what_was_neither_done_nor_open_before_it(is_full: bool) -> None:
+    """An earlier owner's record about those was lost; where the log takes no more open messages, they come first."""
+    buffer, tracker, messages = Buffer(), Tracker(-1, ()), records("aaaaaa")
+    tracker.open_in_log(3, 3)
+    buffer.put(messages, tracker)
+    buffer.put_open(messages[3], 3)
+    taken = [[each.offset() for each in buffer.take(2, is_open=is_full)[0]] for _ in range(4)]
+    assert taken == ([[3], [0, 1], [2, 4], [5]] if is_full else [[0, 1], [2], [3], [4, 5]])
 
 
 def test_after_the_end_of_a_run_a_handler_has_had_its_message_since_it_began(bench: Bench) -> None:

@@ -6,7 +6,7 @@ from tests.mutants.mutation import Mutation
 
 _DONE_WHEN_BEGUN = 'current.set(attempt); self.consumer._say(cast("Message", message))'
 _OPEN = "return now < until and offset <= self.up_to and offset not in self.unlogged"
-_DUE = "while self._retries and (self._retries[0][0] <= now or self._retries[0][2].message is None):"
+_DUE = "while self._retries and (self._retries[0][0] <= now or self._retries[0][1] != self._retries[0][2].timer):"
 
 LANES: tuple[Mutation, ...] = (
     # Order.
@@ -45,7 +45,7 @@ LANES: tuple[Mutation, ...] = (
     Mutation(
         "a lane is forgotten when its handler fails",
         "Lanes.failed",
-        "heappush(self._retries, (due, self._count, lane))",
+        "self._set_timer(lane, due)",
         "pass",
         "C14",
     ),

@@ -108,6 +108,7 @@ class Blocks:
         self.messages |= {offset_of(each): each for each in messages}
 
     def do_begin(self, words: list[str], _: dict[str, str]) -> None:
+        self.bench.lanes.due(self.now, self.bench.call)
         for offset in offsets_of(words):
             lane = self.bench.lanes._partitions[self.one.key].lanes[self.messages[offset].key()]
             found = self.bench.begin(lane, self.now)

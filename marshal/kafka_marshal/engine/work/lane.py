@@ -318,6 +318,7 @@ class Lane:
         "rest",
         "running",
         "since",
+        "timer",
         "token",
         "turn",
     )
@@ -353,6 +354,8 @@ class Lane:
         self.began: float = 0.0
         #: When (ms, own clock) the message may be tried, as the log says or was asked to; None: it says nothing.
         self.due: float | None = None
+        #: The number of the timer that its next try waits for; 0: it waits for none.
+        self.timer: int = 0
 
     def line(self) -> list[Message]:
         """Its message, and all that come after it in its key."""

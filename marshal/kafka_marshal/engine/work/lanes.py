@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Literal
 
 from kafka_marshal.engine.inputs import reading
@@ -182,9 +182,13 @@ class Lanes:
             lane.due = lane.partition.due.pop(offset_of(lane.message), None)
         if lane.due:
             self.has_due = True
-            self._count += 1
-            heappush(self._retries, (lane.due, self._count, lane))
+            self._set_timer(lane, lane.due)
         return bool(lane.due)
+
+    def _set_timer(self, lane: Lane, due: float) -> None:
+        self._count += 1
+        lane.timer = self._count
+        heappush(self._retries, (due, self._count, lane))
 
     def _partition_of(self, assignment: Assignment) -> Partition:
         """The lanes of its partition, in which messages of an earlier assignment may still be with handlers."""
@@ -202,7 +206,7 @@ class Lanes:
                 return None  # waiting messages were recalled when that run ended
             self.ready -= lane.number == 1
             message = lane.message
-            if message is None or lane.running:
+            if message is None or lane.running or lane.timer:  # it was returned before, too
                 return None
             partition, offset = lane.partition, offset_of(message)
             stops = owner.is_ending or (self._stop and offset > partition.closes_to)
@@ -386,8 +390,7 @@ class Lanes:
                 lane.due, lane.since, self.has_due = due, 0.0, True
                 lane.partition.started.discard(lane)
             if due is not None:
-                self._count += 1
-                heappush(self._retries, (due, self._count, lane))
+                self._set_timer(lane, due)
             return False
 
     @reading
@@ -398,14 +401,12 @@ class Lanes:
             if partition is None or partition.assignment is not assignment:
                 return
             partition.tried[offset], partition.due[offset] = attempts, 0.0
-            waiting = [x for _, _, x in self._retries if x.partition is partition and x.message is not None]
+            waiting = [x for _, number, x in self._retries if x.timer == number and x.partition is partition]
             lane = next((x for x in waiting if x.message is not None and offset_of(x.message) == offset), None)
             if lane is None:
                 return
             del partition.due[offset]
-            lane.due, lane.before, lane.number = 0.0, attempts, 1
-            self._retries = [each for each in self._retries if each[2] is not lane]
-            heapify(self._retries)
+            lane.due, lane.before, lane.number, lane.timer = 0.0, attempts, 1, 0
             if (handlers := self.handlers) is None:
                 partition.parked.append(lane)
                 return
@@ -481,8 +482,6 @@ class Lanes:
                         return
                     self.has_returned = True
                     self._end_alone(lane)
-                    self._retries = [each for each in self._retries if each[2] is not lane]
-                    heapify(self._retries)
                     ready = [lane] if self._drop(lane, self.owner) else []
                     break
                 if lane.rest and (waiting := [x for x in lane.rest if offset_of(x) == offset]):
@@ -531,7 +530,7 @@ class Lanes:
         partition.started.discard(lane)
         if not lane.rest:
             if lane.ahead is lane.behind:  # neither: it is in no list of messages
-                lane.message = None
+                lane.message, lane.timer = None, 0
                 del partition.lanes[lane.key]
             else:
                 self._remove(lane)
@@ -539,7 +538,7 @@ class Lanes:
         lane.message, lane.assignment = lane.rest.popleft(), partition.assignment
         lane.number, lane.since, lane.is_single = 1, 0.0, False
         lane.before = partition.tried.get(offset_of(lane.message), 0) if partition.tried else 0
-        lane.due = None
+        lane.due, lane.timer = None, 0
         if partition.due and self._waits_for_time(lane):
             return False
         if self.owner is not owner or self.is_ended or lane.ahead is not None:
@@ -552,6 +551,7 @@ class Lanes:
         """A lane is over: the one behind waits for it no longer. If it was the last, its key goes to the one ahead."""
         lanes, ahead, behind = lane.partition.lanes, lane.ahead, lane.behind
         lane.message = lane.ahead = lane.behind = None
+        lane.timer = 0
         del lanes[lane.key]
         if behind is not None:
             behind.ahead = ahead
@@ -588,9 +588,10 @@ class Lanes:
         with self._lock:
             if self.owner is not owner:
                 return found
-            while self._retries and (self._retries[0][0] <= now or self._retries[0][2].message is None):
-                lane = heappop(self._retries)[2]
-                if lane.message is not None:
+            while self._retries and (self._retries[0][0] <= now or self._retries[0][1] != self._retries[0][2].timer):
+                _, number, lane = heappop(self._retries)
+                if lane.message is not None and lane.timer == number:
+                    lane.timer = 0
                     found.append(lane)
             self.ready += sum(lane.number == 1 for lane in found)
         return found
