@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak transactions checkpoints freezes keeping sinks sharers sharing reads parks redos modes mutants check lint format types layers bench bench-pair race profile
-.PHONY: docs tables demo demo-plain dist release dist-compiled clean distclean spark
+.PHONY: docs tables demo demo-plain dist release upgrade dist-compiled clean distclean spark
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -216,6 +216,9 @@ dist: $(VENV)/.stamp-setup ## wheel (pure Python) and source package in dist/
 
 release: $(VENV)/.stamp-setup ## wheel and source package in dist/ from the last commit: built twice, looked through, and used where there is no checkout; some minutes
 	$(PY) -m tests.release --out $(DIST) $(ARGS)
+
+upgrade: setup ## workers of an earlier commit beside this one's in one group, killed and stopped, then the level is raised: make upgrade REV=c421589
+	$(PY) -m tests.release.upgrade $(REV)
 
 dist-compiled: $(VENV)/.stamp-setup ## the wheel with the compiled core in dist/, for this Python and platform; needs a C compiler
 	rm -rf build
