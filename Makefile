@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak transactions checkpoints freezes keeping sinks sharers sharing reads parks redos modes mutants check lint format types layers bench bench-pair race profile
-.PHONY: docs tables demo demo-plain dist release upgrade dist-compiled clean distclean spark
+.PHONY: docs tables demo demo-plain dist release upgrade test-kafka test-lowest test-newest dist-compiled clean distclean spark
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -216,6 +216,15 @@ dist: $(VENV)/.stamp-setup ## wheel (pure Python) and source package in dist/
 
 release: $(VENV)/.stamp-setup ## wheel and source package in dist/ from the last commit: built twice, looked through, and used where there is no checkout; some minutes
 	$(PY) -m tests.release --out $(DIST) $(ARGS)
+
+test-lowest: setup ## the tests that touch a dependency, with its lowest release (.venv-lowest); ARGS='...' are folders
+	$(PY) -m tests.release.versions lowest $(ARGS)
+
+test-kafka: setup ## the tests with a broker on another release of Kafka: make test-kafka KAFKA=4.0.2
+	$(PY) -m tests.release.versions $(KAFKA) $(ARGS)
+
+test-newest: setup ## the same with the newest release that setup.cfg allows
+	$(PY) -m tests.release.versions newest $(ARGS)
 
 upgrade: setup ## workers of an earlier commit beside this one's in one group, killed and stopped, then the level is raised: make upgrade REV=c421589
 	$(PY) -m tests.release.upgrade $(REV)
