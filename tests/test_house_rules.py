@@ -165,7 +165,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "pipeline": (21, 8_073),
     "rationalizer": (42, 10_212),
     "runner": (4, 650),
-    "sinks": (9, 3_770),
+    "sinks": (9, 3_796),
     "snapshots": (5, 1_026),
     "testing": (44, 12_613),
     "ui": (10, 4_357),
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (360, 111_973)
+MOST_OF_ALL = (360, 111_999)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -15,7 +15,7 @@ import pytest
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.adapters.memory.readers import MemoryDataReader
 from kafka_marshal.client import shared_reads
-from kafka_marshal.client.shared_reads import AHEAD, Pool, SharedReader, kept_bytes, shared_reader
+from kafka_marshal.client.shared_reads import AHEAD, Pool, SharedReader, shared_reader
 from kafka_marshal.ports import DataFault, DataReader, FaultKind, Message
 from kafka_marshal.runtime import THREADS
 from tests.client.conftest import wait_until
@@ -49,6 +49,12 @@ class Place:
         found = shared_reads._POOLS[self].source
         assert isinstance(found, MemoryDataReader)
         return found
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of this place alone: what another test of the process has left does not count."""
+        pool = shared_reads._POOLS.get(self)
+        return 0 if pool is None else pool.size
 
 
 class Taker:
@@ -107,8 +113,8 @@ class Taker:
 def place() -> Iterator[Place]:
     made = Place()
     yield made
+    assert made.kept_bytes == 0
     assert made not in shared_reads._POOLS
-    assert not kept_bytes()
 
 
 def test_one_that_is_alone_reads_by_itself_and_two_read_once(place: Place) -> None:
@@ -123,9 +129,9 @@ def test_one_that_is_alone_reads_by_itself_and_two_read_once(place: Place) -> No
     assert one.is_fed() and two.is_fed()
     place.produce(100)
     one.reach(200)
-    assert kept_bytes() > 0
+    assert place.kept_bytes > 0
     two.reach(200)
-    assert kept_bytes() == 0
+    assert place.kept_bytes == 0
     assert one.got[TOPIC, 0] == list(range(200)) and two.got[TOPIC, 0] == list(range(100, 200))
     assert all(isinstance(each, MemoryDataReader) and not each._positions for each in place.opened[:2])
     assert (one.reader.hits, one.reader.misses, two.reader.hits, two.reader.misses) == (0, 100, 100, 0)
@@ -143,7 +149,7 @@ def test_who_falls_behind_what_is_kept_reads_alone_and_comes_back(place: Place) 
     for _ in range(20):
         place.produce(100, size=100)
         fast.reach(fast.at() + 100)
-        assert kept_bytes() <= 100_000
+        assert place.kept_bytes <= 100_000
     assert fast.is_fed() and not slow.is_fed()
     slow.reach(2_000)
     assert slow.got[TOPIC, 0] == list(range(2_000))
@@ -174,7 +180,7 @@ def test_one_that_begins_a_little_later_meets_one_that_is_as_fast() -> None:
         two.read(500, 1.0)
     assert one.is_fed() and two.is_fed(), "kept for it, until it had read alone what was before"
     two.reach(20_000)
-    assert two.reader.hits >= 14_000 and kept_bytes() == 0
+    assert two.reader.hits >= 14_000 and place.kept_bytes == 0
     assert one.got[TOPIC, 0] == two.got[TOPIC, 0] == list(range(20_000))
     one.reader.close()
     two.reader.close()
@@ -208,7 +214,7 @@ def test_one_that_does_not_read_at_all_keeps_nothing_in_memory(place: Place, mon
         time.sleep(0.01)
         place.produce(1)
         one.reach(end := end + 1)
-    assert kept_bytes() == 0
+    assert place.kept_bytes == 0
     hung.reach(end)
     assert hung.got[TOPIC, 0] == list(range(end))
     one.reader.close()

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -54,7 +55,11 @@ LINES = {(line.strip(), typed) for page in PAGES for line, typed in command_line
 
 
 @pytest.mark.parametrize(("line", "typed"), sorted(LINES))
-def test_the_command_takes_what_the_docs_type(line: str, typed: bool, tmp_path: Path) -> None:
+def test_the_command_takes_what_the_docs_type(
+    line: str, typed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A time of day that is still to come is refused where a position would go there.
+    monkeypatch.setattr("time.time", lambda: datetime.now(UTC).replace(hour=12).timestamp())
     name, *words = (PLACEHOLDERS.get(word, word) for word in shlex.split(line.replace("[", "").replace("]", "")))
     for word in words:  # files that the line names exist
         if re.search(r"\.(jsonl|json|properties)$", word):

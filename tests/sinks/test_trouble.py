@@ -429,3 +429,33 @@ def test_committing_by_oneself_does_not_damage_what_is_stored(kind: Kind) -> Non
         tx.execute("COMMIT")
     assert intervals(kind) == [(3, 5), (9, 9)]
     assert not handle(kind, sink, 5, epoch=8)
+
+
+def test_sqlite_a_cursor_that_a_program_keeps_blocks_no_other_thread(tmp_path: Path) -> None:
+    """Its end waited for the thread that had its connection then, and that one for the program's next transaction."""
+    with SqliteSink(tmp_path / "db", busy_timeout_s=10) as sink:
+        kept: list[Any] = []
+        opened = [sink._pool.take(sink) for _ in range(2)]  # the later one is taken first
+        for connection in opened:
+            sink._pool.give_back(sink, connection, well=True)
+        with sink.transaction("group", [("flights", 0, 7, 1)]) as tx:
+            kept.append(tx.execute("SELECT 1 UNION SELECT 2"))
+            first = tx.connection
+        with pytest.raises(sqlite3.ProgrammingError, match="closed cursor"):
+            kept[0].fetchall()
+        sink._pool._idle.sort(key=lambda each: each is not first)  # another one is taken first
+        begins = threading.Event()
+        first.set_trace_callback(lambda sql: begins.set() if sql.startswith("BEGIN") else None)
+
+        def wait() -> None:
+            with sink.transaction("group", [("flights", 1, 7, 1)]) as other:  # SinkError, had it to wait for long
+                assert other.connection is first
+
+        with sink.transaction("group", [("flights", 0, 7, 2)]) as tx:
+            assert tx.connection is not first
+            waiter = threading.Thread(target=wait)
+            waiter.start()
+            assert begins.wait(30)
+            kept.clear()
+        waiter.join()
+    assert [each.last_offset for each in SqliteSink(tmp_path / "db").progress("group").values()] == [2, 1]

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
+from weakref import WeakSet
 
 from kafka_marshal import arguments
 from kafka_marshal.sinks.base import FencedSink, Written
@@ -35,6 +37,27 @@ _WHY = {
         False,
     ),
 }
+
+
+class _Connection(sqlite3.Connection):
+    """Its cursors are closed with each transaction.
+
+    One that a program still has would be freed later, for which SQLite waits until the next user of this connection,
+    perhaps another thread, has what it waits for: the database, of which the program has the next transaction.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
+
+    def cursor(self, *arguments: Any, **options: Any) -> Any:
+        made = super().cursor(*arguments, **options)
+        self._cursors.add(made)
+        return made
+
+    def close_cursors(self) -> None:
+        while self._cursors:
+            self._cursors.pop().close()
 
 
 class SqliteSink(FencedSink[sqlite3.Connection]):
@@ -79,6 +102,7 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
             isolation_level=None,
             check_same_thread=False,
             cached_statements=0,
+            factory=_Connection,
         )
 
     def _disconnect(self, connection: sqlite3.Connection) -> None:
@@ -116,6 +140,8 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+        finally:
+            cast("_Connection", connection).close_cursors()
 
     def _lock_rows(self, connection: sqlite3.Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Written]:
         self._add_rows(connection, group_id, keys)
