@@ -62,6 +62,9 @@ WORKERS, PARTITIONS, RATE = 3, 6, 60.0
 #: A fault in each step befalls one of both groups; within this time (s) all must be handled again.
 STILL_S = 120.0
 
+#: Three heartbeat intervals (s): the leases of a member that is stopped end meanwhile.
+STOPPED_S = 3.0
+
 Place = tuple[int, int]
 
 
@@ -127,7 +130,9 @@ class Fleet:
         stopped.process.send_signal(signal.SIGSTOP)
         killed.process.kill()
         killed.process.wait()
-        time.sleep(3.0)
+        until = time.monotonic() + STOPPED_S
+        while time.monotonic() < until:
+            time.sleep(0.1)
         stopped.process.send_signal(signal.SIGCONT)
         self.start(killed, killed.lives[-1].stem.rpartition("-")[2])
 
