@@ -1,7 +1,7 @@
 """`make test-lowest`, `test-newest`, `test-kafka`: the tests that touch a dependency, with another release of it.
 
 Lowest is what setup.cfg allows; newest is what the index has within that. All others are as constraints.txt pins them.
-Spark has a target of its own (`make spark`): it brings 430 MB.
+Spark is apart (`make spark`): it brings 430 MB.
 """
 
 from __future__ import annotations
