@@ -157,7 +157,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "checkpoints": (3, 623),
     "cli": (27, 8_839),
     "client": (36, 12_593),
-    "engine": (61, 19_162),
+    "engine": (61, 19_134),
     "kafka_marshal": (14, 2_872),
     "metrics": (6, 1_624),
     "node": (17, 4_521),
@@ -176,7 +176,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 SLACK = 40
 
 #: Of all packages together.
-MOST_OF_ALL = (360, 111_999)
+MOST_OF_ALL = (360, 111_971)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -410,17 +410,6 @@ def test_u3_an_open_message_that_waited_for_its_time_comes_before_later_ones() -
     assert taken == [([messages[0]], 0), ([messages[1]], 0), ([messages[2]], 2), ([messages[3]], 3)]
 
 
-@pytest.mark.parametrize("is_full", [False, True])
-def test_u3_an_open_message_comes_after_what_was_neither_done_nor_open_before_it(is_full: bool) -> None:
-    """An earlier owner's record about those was lost; where the log takes no more open messages, they come first."""
-    buffer, tracker, messages = Buffer(), Tracker(-1, ()), records("aaaaaa")
-    tracker.open_in_log(3, 3)
-    buffer.put(messages, tracker)
-    buffer.put_open(messages[3], 3)
-    taken = [[each.offset() for each in buffer.take(2, is_open=is_full)[0]] for _ in range(4)]
-    assert taken == ([[3], [0, 1], [2, 4], [5]] if is_full else [[0, 1], [2], [3], [4, 5]])
-
-
 def test_after_the_end_of_a_run_a_handler_has_had_its_message_since_it_began(bench: Bench) -> None:
     """Not since that was spread: it may have waited in its lane for long, and its lease would be lost."""
     one = bench.assignment()

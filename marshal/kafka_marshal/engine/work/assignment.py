@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from functools import partial
 from itertools import groupby
 from math import inf
 from typing import Protocol
@@ -37,7 +36,7 @@ from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
 from kafka_marshal.engine.redone import RedoneMessages
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, ConsumerSettings
 from kafka_marshal.engine.work import tracker
-from kafka_marshal.engine.work.open_messages import MOST_AHEAD, OpenOffsets, last_fetched, takes
+from kafka_marshal.engine.work.open_messages import MOST_AHEAD, OpenOffsets, last_fetched
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.tracker import Buffer
@@ -543,16 +542,18 @@ class Assignment:
 
     def put(self, messages: list[Message]) -> None:
         """Take in what was fetched."""
-        if self.open is None or not (self.open.reading or self.open.aside):
-            self._put(messages, False)
-        elif self.open.back_to < inf:
-            self.open.put(messages)
-        else:
-            for is_apart, some in groupby(messages, partial(takes, self.open)):
-                self._put(list(some), is_apart)
+        if self.open is not None:
+            if self.open.reading:
+                self.open.put(messages)
+                return
+            if aside := self.open.aside:
+                for is_aside, some in groupby(messages, lambda each: offset_of(each) in aside):
+                    self._put(list(some), is_aside)
+                return
+        self._put(messages, False)
 
-    def _put(self, messages: list[Message], is_apart: bool) -> None:
-        if is_apart:
+    def _put(self, messages: list[Message], is_aside: bool) -> None:
+        if is_aside:
             self.buffer.go_on_at(offset_of(messages[-1]) + 1)
             return
         keys = self.lease.keys
@@ -560,8 +561,11 @@ class Assignment:
 
     def reached(self, end: int) -> None:
         """The reader has passed all offsets below end; those it did not receive do not exist for any reader."""
-        if self.stage in _WORK and (self.open is None or not self.open.reached(end)):
-            self.buffer.reached(end, self.tracker)
+        if self.stage in _WORK:
+            if self.open is not None and self.open.reading:
+                self.open.reached(end)
+            else:
+                self.buffer.reached(end, self.tracker)
 
     # Its open messages (open_messages.Holder).
 
@@ -581,8 +585,8 @@ class Assignment:
     @property
     def fetch_from(self) -> int:
         """Where the reader continues: at the lowest open message that was not fetched, or in order."""
-        back_to = inf if self.open is None else self.open.back_to
-        return self.buffer.fetch_next if back_to == inf else int(back_to)
+        reading = None if self.open is None else self.open.reading
+        return reading[0].first if reading else self.buffer.fetch_next
 
     def open_in_log(self, first: int, last: int) -> None:
         """The log shows these offsets as open: progress passes them."""
@@ -618,9 +622,8 @@ class Assignment:
 
     def take(self, max_messages: int, iterating: bool, now: float) -> Run:
         """The next messages, as one run that is not in flight yet; can_hand_out() must hold."""
-        is_full = self.open is not None and self.open.is_full
-        is_open = self.buffer.is_open_next or (is_full and self.buffer.has_open)
-        messages, covers_from = self.buffer.take(max_messages, is_open=is_full)
+        is_open = self.buffer.has_open
+        messages, covers_from = self.buffer.take(max_messages)
         run = RunOf(self, messages, covers_from, iterating, now)
         run.is_open = is_open
         if is_open and self.open is not None:

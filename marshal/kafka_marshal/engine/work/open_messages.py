@@ -336,8 +336,8 @@ class OpenOffsets:
     """What is open of one partition for one owner. Called under the shell's lock."""
 
     __slots__ = (
-        *("_holder", "_lasts", "_mine", "ahead", "aside", "gone", "is_urgent", "reading", "settling"),
-        *("grows_at", "is_full", "tried", "waiting", "window"),
+        *("_holder", "_lasts", "_mine", "ahead", "aside", "gone", "is_full", "is_urgent", "reading", "settling"),
+        *("grows_at", "tried", "waiting", "window"),
     )
 
     def __init__(self, holder: Holder) -> None:
@@ -352,7 +352,7 @@ class OpenOffsets:
         self.aside: dict[int, int] = {}
         #: What was open and is gone from the log, as (first, last); the caller reports and clears it.
         self.gone: list[tuple[int, int]] = []
-        #: The log takes no more of this partition: only what is open is handed out, until some are done (H5).
+        #: The log takes no more of this partition: nothing more of it is handed out until some are done (H5).
         self.is_full: bool = False
         #: Offset → tries that the log shows, of what is fetched.
         self.tried: dict[int, int] = {}
@@ -384,7 +384,7 @@ class OpenOffsets:
 
     def applied(self, progress: Progress | None, entries: Settles, is_ours: Callable[[int], bool]) -> None:
         """A record with these entries was applied. is_ours: whether a key hash is one of our keys."""
-        before = self.back_to
+        before = self._wanted
         self.look(progress)
         if progress is None:
             return
@@ -397,17 +397,13 @@ class OpenOffsets:
                     self._closed(low, high)
                 elif hole.key_hash == NO_KEY or is_ours(hole.key_hash):
                     self._meet(hole, low, high)
-        if self.back_to < before or before < self.back_to == inf:
+        if self._wanted < before or (not self.reading and before < inf):
             self.seek()  # without it, what lies below the reader would count as gone
 
     @property
-    def back_to(self) -> float:
-        """The open message to which the reader goes back; inf: none. It comes to what lies above all that it has read.
-
-        That may follow messages of its key that are neither done nor open.
-        """
-        first = self.reading[0].first if self.reading else inf
-        return first if self.is_full or first < self._holder.buffer.fetch_next else inf
+    def _wanted(self) -> float:
+        """The lowest offset to be fetched; inf: there is none."""
+        return self.reading[0].first if self.reading else inf
 
     def look(self, progress: Progress | None) -> None:
         """Progress passes what the log shows as open."""
@@ -417,7 +413,7 @@ class OpenOffsets:
     def refused(self, entries: Settles, answers: Sequence[str]) -> list[tuple[int, str]]:
         """Our own record was applied: the rejected offsets, with the codes."""
         refused = self.settling.refused(entries, answers)
-        hold(self, self.is_full or any(code == codes.MAX_INDIVIDUAL_COMMIT_REACHED for _, code in refused))
+        self.is_full = self.is_full or any(code == codes.MAX_INDIVIDUAL_COMMIT_REACHED for _, code in refused)
         return refused
 
     def _settled(self, settled: SettledRequest) -> None:
@@ -464,7 +460,7 @@ class OpenOffsets:
         self._holder.buffer.drop_open(first, last)
         for mine in [x for x in self._within(first, last) if x.last <= last]:
             _skip(self, mine.last)
-        hold(self, False)
+        self.is_full = False
 
     def _within(self, first: int, last: int) -> list[Mine]:
         place, found = bisect_left(self._lasts, first), []
@@ -512,20 +508,28 @@ class OpenOffsets:
         """Take in what was fetched on the way back to open messages."""
         at = 0
         for message in messages:
-            at = offset_of(message) + 1
-            takes(self, message)
-            if self.back_to == inf:
+            offset = offset_of(message)
+            at = offset + 1
+            self._pass(offset)
+            if not self.reading:
                 break
-        if self.back_to > at + READ_ON:
+            wanted = self.reading[0]
+            if offset < wanted.first:
+                continue
+            self._add(wanted._replace(last=offset))
+            self.tried[offset] = wanted.attempts
+            self._holder.buffer.put_open(message, wanted.first, is_early=wanted.until is not None)
+            self.reading[0] = wanted._replace(first=offset + 1)
+            if offset == wanted.last:
+                del self.reading[0]
+        if not self.reading or self.reading[0].first > at + READ_ON:
             self.seek()
 
-    def reached(self, end: int) -> bool:
-        """The reader has passed all offsets below end. Returns whether it was on the way back to open messages."""
-        was_back = self.back_to < inf
+    def reached(self, end: int) -> None:
+        """The reader has passed all offsets below end, on the way back to open messages."""
         self._pass(end)
-        if was_back and self.back_to == inf:
+        if not self.reading:
             self.seek()
-        return was_back
 
     def below(self, log_start: int) -> None:
         """What lies below the log's start is gone."""
@@ -596,29 +600,6 @@ def _skip(opened: OpenOffsets, offset: int) -> None:
     opened._remove(offset)
     opened.waiting = deque(x for x in opened.waiting if x.offset != offset)
     opened._holder.skip(offset)
-
-
-def takes(opened: OpenOffsets, message: Message) -> bool:
-    """Take in a message that was fetched, if it is open or set aside. What is wanted before it never comes."""
-    offset = offset_of(message)
-    opened._pass(offset)
-    if not opened.reading or offset < opened.reading[0].first:
-        return offset in opened.aside
-    wanted = opened.reading[0]
-    opened._add(wanted._replace(last=offset))
-    opened.tried[offset] = wanted.attempts
-    opened._holder.buffer.put_open(message, wanted.first, is_early=wanted.until is not None)
-    opened.reading[0] = wanted._replace(first=offset + 1)
-    if offset == wanted.last:
-        del opened.reading[0]
-    return True
-
-
-def hold(opened: OpenOffsets, is_full: bool) -> None:
-    """Hand out only what is open, which is read first, or all again."""
-    before, opened.is_full = opened.back_to, is_full
-    if opened.back_to != before:
-        opened.seek()
 
 
 def is_mine(opened: OpenOffsets, offset: int) -> bool:

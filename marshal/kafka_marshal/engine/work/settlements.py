@@ -17,7 +17,6 @@ from kafka_marshal.engine.work.open_messages import (
     SettleRequests,
     Try,
     Wary,
-    hold,
     log_waiting,
     waits_until,
 )
@@ -243,12 +242,12 @@ class Settlements:
         opened = assignment.open
         if opened is None or not len(opened.settling):
             if opened is not None:
-                hold(opened, False)
+                opened.is_full = False
             return
         progress = self._consumer.source.view.whole_progress(assignment.key)
         opened.look(progress)
         held = self.held(assignment, opened.settling, progress, now)
-        hold(opened, bool(held))
+        opened.is_full = bool(held)
         entries = opened.settling.entries(progress, now, assignment.lease.heartbeat_interval_ms, held)
         if entries is not None:
             self._consumer.positions.marks.ahead(assignment, now)

@@ -393,7 +393,7 @@ class Buffer:
     def __init__(self) -> None:
         #: (messages, first offset they cover), in offset order.
         self._parts: deque[tuple[list[Message], int]] = deque()
-        #: Open messages that were fetched again, each with the first offset it covers.
+        #: Open messages that were fetched again, each with the first offset it covers: they come before all others.
         self._open: deque[tuple[Message, int]] = deque()
         #: Those that wait for their time, by offset; they count only once they are released.
         self.early: dict[int, tuple[Message, int]] = {}
@@ -411,13 +411,14 @@ class Buffer:
     @property
     def first(self) -> int | None:
         """The offset of the next message to be handed out; None: there is none."""
-        message = self.peek()
-        return None if message is None else offset_of(message)
+        if self._open:
+            return offset_of(self._open[0][0])
+        return offset_of(self._parts[0][0][0]) if self._parts else None
 
     def peek(self) -> Message | None:
         """The next message to be handed out; None: there is none. Any thread may call this, without the lock."""
         try:
-            return self._open[0][0] if self.is_open_next else self._parts[0][0][0]
+            return self._open[0][0] if self._open else self._parts[0][0][0]
         except IndexError:
             return None
 
@@ -484,7 +485,7 @@ class Buffer:
             self.size += len(messages)
 
     def put_open(self, message: Message, covers_from: int, *, is_early: bool = False) -> None:
-        """Add an open message; it is taken by itself, in the order of offsets.
+        """Add an open message; it is taken before all that was fetched in order and all later open ones, and by itself.
 
         is_early: once ``release`` says so.
         """
@@ -511,13 +512,8 @@ class Buffer:
 
     @property
     def has_open(self) -> bool:
-        """Whether it has an open message."""
-        return bool(self._open)
-
-    @property
-    def is_open_next(self) -> bool:
         """Whether the next message to be taken is an open one."""
-        return bool(self._open) and (not self._parts or offset_of(self._open[0][0]) < offset_of(self._parts[0][0][0]))
+        return bool(self._open)
 
     def skip_to(self, offset: int) -> None:
         """Drop the messages below offset, except open ones."""
@@ -527,19 +523,12 @@ class Buffer:
         self.fetch_next = max(self.fetch_next, offset)
         self._covered_to = max(self._covered_to, offset)
 
-    def take(self, max_messages: int, *, is_open: bool = False) -> tuple[list[Message], int]:
-        """The next messages, and the first offset that they cover; the buffer must not be empty.
-
-        is_open: an open message, if it has one.
-        """
-        end = inf
+    def take(self, max_messages: int) -> tuple[list[Message], int]:
+        """The next messages, and the first offset that they cover; the buffer must not be empty."""
         if self._open:
-            if is_open or self.is_open_next:
-                self.size -= 1
-                message, covers_from = self._open.popleft()
-                return [message], covers_from
-            end = offset_of(self._open[0][0])  # it comes before what follows of its key
-            max_messages = min(max_messages, bisect_left(self._parts[0][0], end, key=offset_of))
+            self.size -= 1
+            message, covers_from = self._open.popleft()
+            return [message], covers_from
         messages, covers_from = self._parts.popleft()
         if len(messages) > max_messages:
             rest = messages[max_messages:]
@@ -547,7 +536,7 @@ class Buffer:
             self._parts.appendleft((rest, offset_of(messages[-1]) + 1))
         self.size -= len(messages)
         parts = [messages]
-        room = max_messages - len(messages) if end == inf else 0
+        room = max_messages - len(messages)
         while self._parts and room > 0 and self._parts[0][1] <= offset_of(parts[-1][-1]) + 1:
             more, _ = self._parts.popleft()
             if len(more) > room:
