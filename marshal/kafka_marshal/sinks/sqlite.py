@@ -56,8 +56,8 @@ class _Connection(sqlite3.Connection):
         return made
 
     def close_cursors(self) -> None:
-        while self._cursors:
-            self._cursors.pop().close()
+        for each in list(self._cursors):  # the program may free one meanwhile, in another thread
+            each.close()
 
 
 class SqliteSink(FencedSink[sqlite3.Connection]):
