@@ -94,11 +94,13 @@ def test_each_mode_works_and_is_taken_over_after_a_kill(memory_marshal: MemoryKa
     memory_marshal.create_topic("orders", 2)
     memory_marshal.produce("orders", *"abcdefgh")
     first = memory_marshal.start(program.work)
+    memory_marshal.wait_until(lambda: len(program.values) == 8)  # at most once they are done before that
     memory_marshal.wait_until_done("orders", GROUP)
     first.kill()
     memory_marshal.produce("orders", *"ij")
     memory_marshal.start(program.work, "b")
     memory_marshal.advance(30)
+    memory_marshal.wait_until(lambda: len(program.values) >= 10)
     memory_marshal.wait_until_done("orders", GROUP)
     assert sorted(program.values) == [value.encode() for value in "abcdefghij"]
     assert {client for client, value in program.handled if value in (b"i", b"j")} == {"b"}
