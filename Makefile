@@ -49,8 +49,8 @@ setup: $(VENV)/.stamp-setup ## install all that is pinned into .venv, fetch the 
 # What shares a broker or a Spark session runs in one process (tests/conftest.py). Much of it waits: four on two cores.
 PARALLEL ?= -n 4 --dist loadgroup --no-loadscope-reorder
 
-test: setup ## all tests but campaigns, in four processes, 15 to 20 minutes on two cores; ARGS='...' goes to pytest
-	@$(if $(ARGS),:,echo "make: this takes 15 to 20 minutes on two cores; make test-quick is shorter, ARGS='tests/admin' a part of it" >&2)
+test: setup ## all tests but campaigns, in four processes, about 35 minutes on two cores; ARGS='...' goes to pytest
+	@$(if $(ARGS),:,echo "make: this takes about 35 minutes on two cores; make test-quick is shorter, ARGS='tests/admin' a part of it" >&2)
 	$(PY) -m pytest -m 'not campaign' $(PARALLEL) $(ARGS)
 
 test-quick: $(VENV)/.stamp-setup ## the tests that need no broker and are not slow
